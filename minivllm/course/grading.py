@@ -1,0 +1,115 @@
+"""One run of the exercises: which tasks, whose units, what came of each test.
+
+Owns the state that the pytest plugin keeps between its hooks. Knows nothing of pytest, and imports
+torch only when the first check is made.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from minivllm.course.loading import LoadedFile
+from minivllm.course.results import TODO, WRONG, Failed, TaskResult, TestResult, summarize
+from minivllm.course.stubs import digest, read_text
+from minivllm.course.table import Course
+
+if TYPE_CHECKING:
+    from minivllm.course.binding import Units
+    from minivllm.course.checks import Check
+    from minivllm.course.diagnosis import Trail
+
+
+@dataclass(frozen=True)
+class FileMark:
+    """A file that is graded, and the hash of its text."""
+
+    path: Path
+    digest: str
+
+
+@dataclass
+class Grading:
+    """A run's options and its results so far."""
+
+    course: Course
+    impl: str = "exercises"
+    chain: bool = False
+    seed: int = 0
+    tests: list[TestResult] = field(default_factory=list)
+    trails: dict[str, Trail] = field(default_factory=dict)
+    _units: dict[str, Units] = field(default_factory=dict)
+
+    def units(self, chapter: str) -> Units:
+        """The chapter's units, loaded at the first call of a run."""
+        if chapter not in self._units:
+            # Bound before a student's file is loaded: see compare.py.
+            import minivllm.course.checks  # noqa: F401
+            from minivllm.course.binding import units
+
+            self._units[chapter] = units(self.impl, [chapter], self.course, self.chain)
+        return self._units[chapter]
+
+    def check_for(self, task_id: str, what: str) -> Check:
+        """The `check` of one test. Raises `Failed` where nothing can be checked."""
+        from minivllm.course.checks import Check
+        from minivllm.course.diagnosis import Trail
+
+        task = self.course.task(task_id)
+        bound = self.units(task.chapter)
+        trail = self.trails.setdefault(task_id, Trail(task))
+        return Check(task, bound.of(task), bound.before[task.chapter], trail, self.seed, what)
+
+    def failed(self, task_id: str, test: str, error: Failed, hidden: bool = False) -> TestResult:
+        """The result of a test that ended with `Failed`."""
+        line = self._todo_line(task_id) if error.state == TODO else 0
+        # A hidden test shows its name and the category, and never its inputs or values.
+        text = f"hidden test {test}: {error.category}" if hidden else error.text
+        return TestResult(task_id, test, error.state, error.category, text, hidden, line)
+
+    def with_closing(self, result: TestResult) -> str:
+        """A wrong test's text, with diagnosis and hint."""
+        if result.state != WRONG:
+            return result.text
+        from minivllm.course.checks import closing
+
+        task = self.course.task(result.task)
+        trail = None if result.hidden else self.trails.get(task.id)
+        return f"{result.text}\n{closing(trail, task)}"
+
+    def results(self, task_ids: list[str]) -> list[TaskResult]:
+        """One result a task; the diagnosis rests on all the questions that the tests asked."""
+        tasks = [task for task in self.course.tasks if task.id in task_ids]
+        found = []
+        for result in summarize(tasks, self.tests):
+            wrong = [test for test in result.tests if test.state == WRONG]
+            if result.state == WRONG:
+                shown = min(wrong, key=lambda test: test.hidden)
+                result = replace(result, text=self.with_closing(shown))
+            found.append(result)
+        return found
+
+    def files(self, chapters: list[str]) -> list[FileMark]:
+        """The graded files that exist, with their hashes, without running them."""
+        from minivllm.course.binding import answer_path
+
+        if self.impl == "reference" or self.impl.startswith("mistake:"):
+            return []
+        paths = [answer_path(self.impl, self.course, self.course.chapter(c)) for c in chapters]
+        return [FileMark(path, _mark(path)) for path in dict.fromkeys(paths) if path.is_file()]
+
+    def _todo_line(self, task_id: str) -> int:
+        file: LoadedFile | None = self.units(task_id.partition(".")[0]).of(
+            self.course.task(task_id)
+        ).file
+        lines = read_text(file.path).splitlines() if file else []
+        marks = [n for n, line in enumerate(lines, 1) if f'NotImplementedError("{task_id}' in line]
+        return marks[0] if marks else 0
+
+
+def _mark(path: Path) -> str:
+    try:
+        return digest(read_text(path))
+    except (OSError, UnicodeDecodeError):
+        return "unreadable"

@@ -1,0 +1,1 @@
+"""Models: one decoder for four families, and the loader that fills it."""

@@ -1,0 +1,125 @@
+"""The one place where a form of each operation is chosen.
+
+Owns the table `Ops`, the list of backends with what each needs, and the entry of a user's own
+parts. Never computes. A fused form names the units it replaces: where a user gives one of them, the
+plain composition takes the fused form's place, so that the given unit is really what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from minivllm.ops import activations, attention, compose, kv, norms, rope, sampling, sdpa
+
+UNITS: dict[str, Callable[..., Any]] = {
+    "rms_norm": norms.rms_norm,
+    "add_rms_norm": norms.add_rms_norm,
+    "rope_table": rope.rope_table,
+    "apply_rope": rope.apply_rope,
+    "attention": attention.attention,
+    "store_kv": kv.store_kv,
+    "paged_decode": attention.paged_decode,
+    "silu_mul": activations.silu_mul,
+    "sample": sampling.sample,
+}
+ENGINE_PARTS = ("block_manager", "scheduler")
+
+
+@dataclass(frozen=True, slots=True)
+class Ops:
+    """What the model and the runner call. Shapes stand with the functions themselves."""
+
+    rope_table: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    rms_norm: Callable[..., torch.Tensor]
+    add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
+    silu_mul: Callable[..., torch.Tensor]
+    qk_norm_rope_store: Callable[..., torch.Tensor]
+    prefill_attention: Callable[..., torch.Tensor]
+    decode_attention: Callable[..., torch.Tensor]
+    sample: Callable[..., torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A faster form of a table entry and the units that its plain composition is made of."""
+
+    entry: str
+    function: Callable[..., Any]
+    replaces: frozenset[str]
+
+
+BACKENDS: dict[str, tuple[Fused, ...]] = {
+    "torch": (),
+    "sdpa": (
+        Fused("prefill_attention", sdpa.prefill_attention, frozenset({"attention"})),
+        Fused("decode_attention", sdpa.paged_decode, frozenset({"paged_decode"})),
+    ),
+}
+# Known names that are not built yet: refused by name, never replaced silently.
+PLANNED_BACKENDS = ("triton", "flash_attn", "compile")
+
+
+def select_backend(requested: str, device: str) -> tuple[str, str]:
+    """Name of the backend and the reason, for `minivllm doctor` and the log."""
+    if requested in BACKENDS:
+        return requested, "chosen by attention_backend"
+    if requested in PLANNED_BACKENDS:
+        raise ValueError(
+            f"attention_backend={requested!r} is not built yet; built: auto, {', '.join(BACKENDS)}"
+        )
+    if requested != "auto":
+        raise ValueError(
+            f"attention_backend={requested!r} is unknown; one of auto, {', '.join(BACKENDS)}"
+        )
+    if device == "cpu":
+        return "sdpa", "the fastest form on a CPU"
+    return "torch", f"the only form built for {device} so far"
+
+
+@dataclass(slots=True)
+class Part:
+    """A user's own part, and how often the engine has reached it."""
+
+    name: str
+    target: Callable[..., Any]
+    calls: int = field(default=0)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return self.target(*args, **kwargs)
+
+
+def wrap_parts(parts: Mapping[str, Callable[..., Any]] | None) -> dict[str, Part]:
+    """Check the names of `LLM(parts=...)` and count the calls of each."""
+    known = (*UNITS, *ENGINE_PARTS)
+    for name, target in (parts or {}).items():
+        if name not in known:
+            close = get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+            raise ValueError(f"parts has no entry {name!r}{hint}")
+        if not callable(target):
+            raise TypeError(f"parts[{name!r}] must be callable, got {type(target).__name__}")
+    return {name: Part(name, target) for name, target in (parts or {}).items()}
+
+
+def build_ops(backend: str, parts: Mapping[str, Callable[..., Any]]) -> Ops:
+    """Fill the table: the units, a user's parts over them, then the fused forms still allowed."""
+    units = {**UNITS, **{name: part for name, part in parts.items() if name in UNITS}}
+    entries: dict[str, Any] = {
+        name: units[name]
+        for name in ("rope_table", "rms_norm", "add_rms_norm", "silu_mul", "sample")
+    }
+    entries["qk_norm_rope_store"] = compose.compose_qk_norm_rope_store(
+        units["rms_norm"], units["apply_rope"], units["store_kv"]
+    )
+    entries["prefill_attention"] = compose.compose_prefill_attention(units["attention"])
+    entries["decode_attention"] = units["paged_decode"]
+    for fused in BACKENDS[backend]:
+        if not fused.replaces & parts.keys():
+            entries[fused.entry] = fused.function
+    return Ops(**entries)
