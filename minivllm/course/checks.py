@@ -1,8 +1,8 @@
 """What a visible or hidden test asks of a unit: the `check` fixture.
 
-Owns the calls into a student's code and the text of a failure. Every call goes through `_ask`, which
-records question and answer for the diagnosis. Importing this module binds the comparison functions,
-so it must happen before a student's file is loaded.
+Owns the calls into a student's code and the text of a failure. Every call goes through `_ask`,
+which records question and answer for the diagnosis. Importing this module binds the comparison
+functions, so it must happen before a student's file is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import inspect
 import linecache
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +24,9 @@ from minivllm.course.diagnosis import Outcome, Probe, Step, Trail, diagnosis_tex
 from minivllm.course.loading import location
 from minivllm.course.results import BLOCKED, BROKEN, TODO, UNAVAILABLE, WRONG, Failed
 from minivllm.course.table import Task
+
+# Code keeps its own line ends and its indent.
+_WRAP: dict[str, Any] = {"replace_whitespace": False, "break_long_words": False}
 
 
 class Check:
@@ -190,14 +193,19 @@ class Check:
 
 def labelled(label: str, text: str) -> str:
     """A block of a failure text: the label once, further lines under the first."""
-    first, *rest = text.splitlines()
+    first, *rest = [
+        part for line in text.splitlines() for part in textwrap.wrap(line, 86, **_WRAP) or [""]
+    ]
     return "\n".join([f"{label:<10}{first}", *(f"{'':<10}{line}" for line in rest)])
 
 
-def closing(trail: Trail | None, task: Task) -> str:
+def closing(trail: Trail | None, task: Task, wrong_before: Sequence[str] = ()) -> str:
     """What ends a failure text: the diagnosis, if there is one, and the way to a hint."""
     lines = []
     found = diagnosis_text(trail) if trail else ""
     if found:
         lines.append(labelled("diagnosis", found))
+    elif wrong_before:
+        text = f"{wrong_before[0]} is wrong too; if this unit calls it, mend that one first."
+        lines.append(labelled("diagnosis", text))
     return "\n".join([*lines, labelled("hint", f"minivllm course hint {task.id}")])

@@ -37,6 +37,8 @@ class Grading:
     impl: str = "exercises"
     chain: bool = False
     seed: int = 0
+    selected: list[str] = field(default_factory=list)  # ids of the tasks to report
+    narrowed: bool = False  # single tests were picked: no task has all of its tests
     tests: list[TestResult] = field(default_factory=list)
     trails: dict[str, Trail] = field(default_factory=dict)
     _units: dict[str, Units] = field(default_factory=dict)
@@ -76,11 +78,16 @@ class Grading:
 
         task = self.course.task(result.task)
         trail = None if result.hidden else self.trails.get(task.id)
-        return f"{result.text}\n{closing(trail, task)}"
+        # A unit often calls the one before it in its file: that one comes first.
+        wrong = {test.task for test in self.tests if test.state == WRONG and test.task < task.id}
+        before = sorted(other for other in wrong if other.startswith(task.chapter))
+        if result.category == "forbidden":
+            before = []
+        return f"{result.text}\n{closing(trail, task, before)}"
 
-    def results(self, task_ids: list[str]) -> list[TaskResult]:
+    def results(self) -> list[TaskResult]:
         """One result a task; the diagnosis rests on all the questions that the tests asked."""
-        tasks = [task for task in self.course.tasks if task.id in task_ids]
+        tasks = [task for task in self.course.tasks if task.id in self.selected]
         found = []
         for result in summarize(tasks, self.tests):
             wrong = [test for test in result.tests if test.state == WRONG]
@@ -100,9 +107,9 @@ class Grading:
         return [FileMark(path, _mark(path)) for path in dict.fromkeys(paths) if path.is_file()]
 
     def _todo_line(self, task_id: str) -> int:
-        file: LoadedFile | None = self.units(task_id.partition(".")[0]).of(
-            self.course.task(task_id)
-        ).file
+        file: LoadedFile | None = (
+            self.units(task_id.partition(".")[0]).of(self.course.task(task_id)).file
+        )
         lines = read_text(file.path).splitlines() if file else []
         marks = [n for n, line in enumerate(lines, 1) if f'NotImplementedError("{task_id}' in line]
         return marks[0] if marks else 0

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from minivllm.course.grading import Grading
 
 GRADING = pytest.StashKey["Grading"]()
-SELECTED = pytest.StashKey[list[str]]()
 LETTERS = {PASS: ".", WRONG: "W", "todo": "T", "broken": "B", "blocked": "b", UNAVAILABLE: "-"}
 
 
@@ -34,6 +33,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--chain", action="store_true", help="earlier chapters from --impl as well")
     group.addoption("--engine", action="store_true", help="also run the answers in the engine")
+    group.addoption(
+        "--engine-model", default="tiny", metavar="MODEL", help="for --engine (default: tiny)"
+    )
     group.addoption("--grade-json", metavar="FILE", help="write Gradescope's JSON + progress.json")
     group.addoption("--hidden", metavar="DIR", help="add an instructor's tests from this folder")
     group.addoption("--course-seed", type=int, metavar="N", help="seed of the tests' inputs")
@@ -41,6 +43,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "task(id): the course task that a test belongs to")
+    from minivllm.course.binding import check_impl
+
+    try:
+        check_impl(config.getoption("--impl"))
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
     hidden = config.getoption("--hidden")
     if hidden:
         if not Path(hidden).is_dir():
@@ -66,21 +74,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         impl=config.getoption("--impl"),
         chain=config.getoption("--chain"),
         seed=course.seed if seed is None else seed,
+        selected=_selected(config, course.tasks, graded, visible),
+        narrowed=_narrowed(config),
     )
-    config.stash[SELECTED] = _selected(config, course.tasks, graded, visible)
     if config.getoption("--engine"):
         from minivllm.course.engine_items import engine_items
 
-        items += engine_items(graded[0].session, config.stash[GRADING], config.stash[SELECTED])
+        model = config.getoption("--engine-model")
+        items += engine_items(graded[0].session, config.stash[GRADING], model)
 
 
 def _selected(config: pytest.Config, tasks: Any, graded: list[Any], visible: set[str]) -> list[str]:
     """Tasks to report: those with a test, and where whole files run, those that lack one."""
     wanted = {task_of(item) for item in graded if _chapter(item) in visible}
-    narrowed = any("::" in arg for arg in config.args) or config.option.keyword
-    if not narrowed:
+    if not _narrowed(config):
         wanted |= {task.id for task in tasks if task.chapter in visible}
     return [task.id for task in tasks if task.id in wanted]
+
+
+def _narrowed(config: pytest.Config) -> bool:
+    """Whether single tests were picked, so that a task may lack some of its tests."""
+    return any("::" in arg for arg in config.args) or bool(config.option.keyword)
 
 
 def task_of(item: pytest.Item) -> str:
@@ -144,6 +158,8 @@ def _result(
         return grading.failed(task_of(item), name, error, is_hidden(item))
     if report.skipped:
         return TestResult(task_of(item), name, UNAVAILABLE, "skipped", str(error))
+    if report.when == "setup":
+        return None  # a fault of the course or its options: pytest shows it as an error
     # The test itself broke on what the unit gave it, outside any check.
     text = f"raised {type(error).__name__}: {error}"
     return grading.failed(task_of(item), name, Failed(WRONG, "raised", text), is_hidden(item))
@@ -162,7 +178,7 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     grading = config.stash.get(GRADING, None)
     if grading is None:
         return []
-    chapters = list(dict.fromkeys(t.partition(".")[0] for t in config.stash[SELECTED]))
+    chapters = list(dict.fromkeys(t.partition(".")[0] for t in grading.selected))
     others = grading.impl if grading.chain else "the reference"
     head = f"course {grading.course.version}: grading {grading.impl}, "
     head += f"earlier chapters from {others}, seed {grading.seed}"
@@ -177,8 +193,10 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     from minivllm.course.report import terminal_lines
 
     terminalreporter.section("minivllm course")
-    for line in terminal_lines(grading.course, grading.results(config.stash[SELECTED])):
+    for line in terminal_lines(grading.course, grading.results()):
         terminalreporter.line(line)
+    if grading.narrowed:
+        terminalreporter.line("only the tests you picked: run the whole file for the points")
 
 
 @pytest.hookimpl(trylast=True)
@@ -191,7 +209,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     from minivllm.course import report
     from minivllm.course.results import MISSING
 
-    results = grading.results(config.stash[SELECTED])
+    results = grading.results()
     if any(result.state == MISSING for result in results) and session.exitstatus == 0:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     target = config.getoption("--grade-json")

@@ -27,6 +27,11 @@ def terminal_lines(course: Course, results: Sequence[TaskResult]) -> list[str]:
         lines.append(f"{row}  {one_line(course, result)}".rstrip())
         if result.state == WRONG:
             lines += textwrap.indent(result.text, "    ").splitlines()
+    deviating = [t for r in results for t in r.tests if t.category == "engine"]
+    if deviating:
+        # The first one is where to start: what follows it may be fed by it.
+        lines.append(f"in the engine {deviating[0].task} is the first to deviate:")
+        lines += textwrap.indent(deviating[0].text, "    ").splitlines()
     return [*lines, total_line(results)]
 
 

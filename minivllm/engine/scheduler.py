@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
+from itertools import islice
 
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.sequence import Sequence, Status
@@ -94,7 +95,11 @@ class Scheduler:
         """Plan the next step, or None where nothing can run before a step in flight is read."""
         if self.enable_chunked_prefill:
             decodes = self.grow_or_preempt()
+            num_running = len(self.running)
             self.admit(self.max_num_batched_tokens - len(decodes))
+            # A preempted one may find all but its newest token cached: it decodes right away.
+            admitted = islice(self.running.values(), num_running, None)
+            decodes += [seq for seq in admitted if seq.in_decode]
         else:  # two phases, prefill first: whole prompts alone, or decode alone
             self.admit(self.max_num_batched_tokens)
             decodes = [] if self._prefilling() else self.grow_or_preempt()

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from minivllm.ops.table import Ops
+
 # (parameter, tensor from the file, name of the part or "") -> None
 WeightLoader = Callable[[nn.Parameter, torch.Tensor, str], None]
 
@@ -49,6 +51,7 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(out_features, in_features), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(out_features), requires_grad=False) if bias else None
+        self.product: Callable[..., torch.Tensor] = F.linear
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -59,9 +62,17 @@ class Linear(nn.Module):
         """Copy a checkpoint tensor to its place."""
         _copy(parameter.data, tensor)
 
+    def prepare(self, ops: Ops) -> None:
+        """Once, after loading: take the table's product, and the weight in the form it wants."""
+        self.product = ops.linear
+        packed = ops.pack_weight(self.weight)
+        if packed is not self.weight:
+            del self.weight  # the plain copy's memory goes with the parameter
+            self.weight = packed
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, in] -> [T, out]."""
-        return F.linear(x, self.weight, self.bias)
+        return self.product(x, self.weight, self.bias)
 
 
 class PackedColumnLinear(Linear):

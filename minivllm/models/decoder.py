@@ -7,7 +7,6 @@ rows and caches come in as explicit arguments. Lesson 05.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from minivllm.config import ModelConfig
@@ -195,17 +194,29 @@ class CausalLM(nn.Module):
             if config.tie_word_embeddings
             else Linear(config.hidden_size, config.vocab_size, bias=False)
         )
+        self.ops = ops
         self.max_position = max_position
-        self.rope_table = ops.rope_table
         self.rope: tuple[torch.Tensor, torch.Tensor] | None = None
+        self.head_weight: torch.Tensor | None = None
 
     def build_rope(self, device: torch.device) -> None:
         """Compute the cos/sin table; apart from the constructor, which runs without storage."""
         cos, sin = build_rope_table(
-            self.config.rope, self.config.head_dim, self.max_position, self.rope_table
+            self.config.rope, self.config.head_dim, self.max_position, self.ops.rope_table
         )
         # Always float32: see ops/rope.py.
         self.rope = (cos.to(device), sin.to(device))
+
+    def prepare(self) -> None:
+        """Once, after loading: bring every weight into the form that the table's product wants.
+
+        A tied head is packed as a copy, for the embedding still looks rows up in the plain one.
+        """
+        for module in self.modules():
+            if isinstance(module, Linear):
+                module.prepare(self.ops)
+        if self.lm_head is None:
+            self.head_weight = self.ops.pack_weight(self.model.embed_tokens.weight)
 
     def forward(
         self, ids: torch.Tensor, batch: AttentionBatch, kv_caches: torch.Tensor
@@ -216,5 +227,6 @@ class CausalLM(nn.Module):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden: [R, H] -> [R, V]."""
-        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, head.weight)
+        if self.lm_head is not None:
+            return self.lm_head(hidden)
+        return self.ops.linear(hidden, self.head_weight, None)

@@ -58,6 +58,7 @@ def load_model(
         fill_randomly(model, seed)
     else:
         fill_from_files(model, path)
+    model.prepare()
     return model.eval()
 
 

@@ -76,6 +76,6 @@ def _top_p_cut(
         reached[:, -1] |= width == scaled.shape[-1]
         found = reached.any(dim=-1)
         crossing = best.gather(-1, reached.int().argmax(dim=-1, keepdim=True)).squeeze(-1)
-        cut[left[found]] = crossing[found].maximum(cut[left[found]])
+        cut[left[found]] = crossing[found]
         left, width = left[~found], width * 8
     return cut, alone

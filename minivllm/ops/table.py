@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from minivllm.ops import activations, attention, compose, kv, norms, rope, sampling, sdpa
+from minivllm.ops import activations, attention, compose, kv, linear, norms, rope, sampling, sdpa
 
 UNITS: dict[str, Callable[..., Any]] = {
     "rms_norm": norms.rms_norm,
@@ -38,6 +38,8 @@ class Ops:
     rms_norm: Callable[..., torch.Tensor]
     add_rms_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]]
     silu_mul: Callable[..., torch.Tensor]
+    linear: Callable[..., torch.Tensor]
+    pack_weight: Callable[[torch.Tensor], torch.Tensor]  # the weight as `linear` wants it
     qk_norm_rope_store: Callable[..., torch.Tensor]
     prefill_attention: Callable[..., torch.Tensor]
     decode_attention: Callable[..., torch.Tensor]
@@ -53,11 +55,20 @@ class Fused:
     replaces: frozenset[str]
 
 
+_PACKED_LINEAR = (
+    (
+        Fused("linear", linear.packed_linear, frozenset()),
+        Fused("pack_weight", linear.onednn_pack_weight, frozenset()),
+    )
+    if linear.onednn_available()
+    else ()
+)
 BACKENDS: dict[str, tuple[Fused, ...]] = {
     "torch": (),
     "sdpa": (
         Fused("prefill_attention", sdpa.prefill_attention, frozenset({"attention"})),
         Fused("decode_attention", sdpa.paged_decode, frozenset({"paged_decode"})),
+        *_PACKED_LINEAR,
     ),
 }
 # Known names that are not built yet: refused by name, never replaced silently.
@@ -66,6 +77,8 @@ PLANNED_BACKENDS = ("triton", "flash_attn", "compile")
 
 def select_backend(requested: str, device: str) -> tuple[str, str]:
     """Name of the backend and the reason, for `minivllm doctor` and the log."""
+    if requested == "sdpa" and device != "cpu":
+        raise ValueError(f"attention_backend='sdpa' is for the CPU, and the device is {device}")
     if requested in BACKENDS:
         return requested, "chosen by attention_backend"
     if requested in PLANNED_BACKENDS:
@@ -114,6 +127,7 @@ def build_ops(backend: str, parts: Mapping[str, Callable[..., Any]]) -> Ops:
         name: units[name]
         for name in ("rope_table", "rms_norm", "add_rms_norm", "silu_mul", "sample")
     }
+    entries["linear"], entries["pack_weight"] = linear.linear, linear.pack_weight
     entries["qk_norm_rope_store"] = compose.compose_qk_norm_rope_store(
         units["rms_norm"], units["apply_rope"], units["store_kv"]
     )

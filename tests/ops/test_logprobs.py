@@ -67,9 +67,9 @@ def test_k28_chosen_stands_in_the_column_of_its_rank():
 def test_rank_is_by_logits_where_log_softmax_rounds_them_together():
     # Next to a logit of 4096, float32 log-softmax has steps of 2**-12 and cannot tell these apart.
     logits = torch.tensor([[4096.0, 1e-5, 2e-5, 0.0]])
-    _, ids, _, rank = top_logprobs(logits, torch.tensor([3]), 4)
+    _, ids, _, rank = top_logprobs(logits, torch.tensor([1]), 4)
     assert ids.tolist() == [[0, 2, 1, 3]]
-    assert rank.tolist() == [4]
+    assert rank.tolist() == [3]
 
 
 def test_huge_and_masked_logits():

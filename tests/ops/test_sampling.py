@@ -236,6 +236,9 @@ def test_shards_of_the_vocabulary_find_the_winner(ranks):
 def test_greedy_shard_returns_ids_of_the_whole_vocabulary():
     greedy = batch(row(temperature=0.0))
     assert sample(torch.tensor([[0.0, 1.0]]), greedy, vocab_start=100).tolist() == [101]
+    mixed = batch(row(temperature=0.0), row())
+    logits = torch.tensor([[0.0, 1.0], [-math.inf, 0.0]])
+    assert sample(logits, mixed, vocab_start=100).tolist() == [101, 101]
 
 
 def test_filters_on_a_shard_are_refused():

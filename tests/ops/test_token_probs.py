@@ -127,6 +127,11 @@ def test_draw_inverts_the_running_sum(u, expected):
     assert got.tolist() == [expected]
 
 
+def test_draw_scales_u_by_the_sum_of_the_row():
+    probs = torch.tensor([[0.1, 0.1, 0.2]])
+    assert [int(draw(probs, torch.tensor([u]))) for u in (0.2, 0.3, 0.6)] == [0, 1, 2]
+
+
 def test_draw_never_returns_an_impossible_token():
     torch.manual_seed(0)
     probs = torch.rand(500, 200) * (torch.rand(500, 200) < 0.2)

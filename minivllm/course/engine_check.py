@@ -1,0 +1,85 @@
+"""A student's units inside the real engine, compared with the engine's own.
+
+Owns the run (greedy tokens and logits of a few prompts) and the comparison. The engine proves by
+its own counters that a given part was called; nothing is patched. Lesson 02 onwards, `--engine`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from minivllm import LLM, SamplingParams
+from minivllm.ops.sampling import sample
+
+PROMPTS = (
+    "Once upon a time, there was a little cat. She",
+    "Tom saw a big dog in the park. The dog",
+    "One day",
+)
+MAX_TOKENS = 24
+TOLERANCE = 1e-4  # of logits, float32 on a CPU
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What a program wrote, and the logits behind each token."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    texts: tuple[str, ...]
+    steps: tuple[torch.Tensor, ...]  # one [rows, V] a sampling step
+
+
+def run_engine(model: str, parts: Mapping[str, Any]) -> Trace:
+    """Generate greedily with `parts` in the engine. Raises what a part raises.
+
+    A part that no call reached is the engine's RuntimeError.
+    """
+    steps: list[torch.Tensor] = []
+
+    def recording_sample(logits: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        steps.append(logits.detach().clone())
+        return sample(logits, *args, **kwargs)
+
+    # The sampler is the one place where all logits pass, so it is where they are kept. A unit of
+    # that name (lesson 01 has none in this seat) would be recorded by itself.
+    llm = LLM(model, parts={"sample": recording_sample, **parts})
+    # A fixed length: the end token may come early in a wrong program and hide what follows.
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
+    outputs = llm.generate(list(PROMPTS), params, use_tqdm=False)
+    return Trace(
+        tokens=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
+        texts=tuple(output.outputs[0].text for output in outputs),
+        steps=tuple(steps),
+    )
+
+
+def deviation(actual: Trace, expected: Trace) -> str:
+    """Where and by how much a program departs; empty if it writes the same from the same logits."""
+    for step, (a, e) in enumerate(zip(actual.steps, expected.steps)):
+        if a.shape != e.shape:
+            return f"step {step} has logits {list(a.shape)}, expected {list(e.shape)}"
+        error = (a - e).abs().max().item()
+        # Written so that NaN fails too.
+        if not error <= TOLERANCE:
+            return f"logits of step {step} differ by {error:.2g}, allowed {TOLERANCE:.0e}" + (
+                _texts(actual, expected)
+            )
+    if len(actual.steps) != len(expected.steps):
+        return f"{len(actual.steps)} steps, expected {len(expected.steps)}"
+    return "" if actual.tokens == expected.tokens else f"other tokens{_texts(actual, expected)}"
+
+
+def _texts(actual: Trace, expected: Trace) -> str:
+    """The first prompt whose text changed, both ways."""
+    for prompt, a, e in zip(PROMPTS, actual.texts, expected.texts):
+        if a != e:
+            return f"\nit wrote    {prompt!r} {_short(a)}\nexpected    {_short(e)}"
+    return "\nthe text happens to be the same"
+
+
+def _short(text: str) -> str:
+    return repr(text if len(text) <= 60 else f"{text[:57]}...")

@@ -1,0 +1,112 @@
+"""`--engine`: one more test a task, which runs the answer inside the engine.
+
+Owns the pytest items: first each unit alone, then all that were right alone together. Only seats in
+the engine (`op:`, `part:`) have one; answers that live in a stage are tested by their own tests.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from minivllm.course.results import BLOCKED, BROKEN, TODO, WRONG, Failed
+from minivllm.course.table import Task
+
+if TYPE_CHECKING:
+    from minivllm.course.engine_check import Trace
+    from minivllm.course.grading import Grading
+
+
+class EngineItem(pytest.Item):
+    """The engine with the units of `tasks` in their seats."""
+
+    def __init__(self, *, tasks: list[Task], runs: EngineRuns, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tasks = tasks
+        self.runs = runs
+        # All together is the business of the last: the others have already passed alone.
+        self.add_marker(pytest.mark.task(tasks[-1].id))
+
+    def runtest(self) -> None:
+        if len(self.tasks) == 1:
+            self.runs.check_alone(self.tasks[0])
+        else:
+            self.runs.check_together(self.tasks)
+
+    def reportinfo(self) -> tuple[Any, int | None, str]:
+        return self.path, None, self.name
+
+
+class EngineRuns:
+    """The engine's own trace, made once, and which units were right alone."""
+
+    def __init__(self, grading: Grading, model: str) -> None:
+        self.grading = grading
+        self.model = model
+        self.right: list[Task] = []
+        self._expected: Trace | None = None
+
+    def check_alone(self, task: Task) -> None:
+        """Raise `Failed` unless the engine writes the same with this unit in its seat."""
+        self._check([task], f"{', '.join(task.units)} in the engine")
+        self.right.append(task)
+
+    def check_together(self, tasks: list[Task]) -> None:
+        """The same with all units that were right alone."""
+        both = [task for task in tasks if task in self.right]
+        if len(both) > 1:
+            self._check(both, f"{', '.join(task.name for task in both)} together in the engine")
+
+    def _check(self, tasks: list[Task], what: str) -> None:
+        from minivllm.course import engine_check
+        from minivllm.course.checks import labelled
+
+        # Makes the usual remarks on a broken file or a forbidden name.
+        for task in tasks:
+            self.grading.check_for(task.id, what)
+        bound = {chapter: self.grading.units(chapter) for chapter in {t.chapter for t in tasks}}
+        parts: dict[str, Any] = {}
+        for task in tasks:
+            parts |= bound[task.chapter].parts([task])
+        if self._expected is None:
+            self._expected = engine_check.run_engine(self.model, {})
+        ids = ", ".join(task.id for task in tasks)
+        try:
+            actual = engine_check.run_engine(self.model, parts)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise _failure(error, tasks, what) from None
+        found = engine_check.deviation(actual, self._expected)
+        if found:
+            text = labelled("checked", f'{what}: model "{self.model}", greedy')
+            raise Failed(
+                WRONG, "engine", f"{text}\n{labelled('result', f'{ids} deviates: {found}')}"
+            )
+
+
+def engine_items(session: pytest.Session, grading: Grading, model: str) -> list[EngineItem]:
+    """One item for each selected task with a seat in the engine, and one for all of them."""
+    tasks = [grading.course.task(task_id) for task_id in grading.selected]
+    seated = [task for task in tasks if task.seat.partition(":")[0] in ("op", "part")]
+    runs = EngineRuns(grading, model)
+    items = [
+        EngineItem.from_parent(session, name=f"engine[{task.id}]", tasks=[task], runs=runs)
+        for task in seated
+    ]
+    if len(seated) > 1:
+        items.append(EngineItem.from_parent(session, name="engine[all]", tasks=seated, runs=runs))
+    return items
+
+
+def _failure(error: BaseException, tasks: list[Task], what: str) -> Failed:
+    """A stub inside the engine is todo, as it is in its own tests; all else is wrong."""
+    named = str(error).partition(":")[0]
+    if isinstance(error, NotImplementedError) and named.startswith("ch"):
+        if named in {task.id for task in tasks}:
+            return Failed(TODO, "todo", "not written yet")
+        return Failed(BLOCKED, named, f"it calls {named}, which is not written yet")
+    if isinstance(error, FileNotFoundError):
+        return Failed(BROKEN, "model", str(error))
+    return Failed(WRONG, "engine", f"{what} raised {type(error).__name__}: {error}")
