@@ -121,7 +121,9 @@ class ModelConfig:
         if activation not in ("silu", "swish"):
             raise ValueError(f"hidden_act {activation!r} is not supported; supported: silu")
         num_heads = _positive(raw, "num_attention_heads")
-        num_kv_heads = raw.get("num_key_value_heads") or num_heads
+        num_kv_heads = num_heads
+        if raw.get("num_key_value_heads") is not None:
+            num_kv_heads = _positive(raw, "num_key_value_heads")
         if num_heads % num_kv_heads:
             raise ValueError(
                 f"num_attention_heads={num_heads} is not a multiple of "

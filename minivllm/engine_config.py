@@ -63,6 +63,12 @@ class EngineConfig:
         for name in ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if not isinstance(self.gpu_memory_utilization, (int, float)):
+            raise TypeError(
+                f"gpu_memory_utilization must be a number, got {self.gpu_memory_utilization!r}"
+            )
+        if self.parts is not None and not isinstance(self.parts, Mapping):
+            raise TypeError(f"parts must be a dict of name to callable, got {self.parts!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
                 f"gpu_memory_utilization must be in (0, 1], got {self.gpu_memory_utilization}"

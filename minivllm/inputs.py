@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 from minivllm.sampling_params import SamplingParams
@@ -37,7 +38,7 @@ def as_prompt_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or a list of them -> a list. A flat list of ints is one prompt of token ids."""
     if isinstance(prompts, (str, Mapping)):
         return [prompts]
-    if not isinstance(prompts, Sequence):
+    if isinstance(prompts, (bytes, bytearray)) or not isinstance(prompts, Sequence):
         raise TypeError(f"prompts must be a string or a list, got {type(prompts).__name__}")
     if prompts and all(_is_int(item) for item in prompts):
         return [prompts]  # type: ignore[list-item]
@@ -93,7 +94,7 @@ def _tokenize(
         if tokenizer is None:
             raise ValueError(f"prompt {index} is text, and the model directory has no tokenizer")
         return text, tokenizer.encode(text)
-    if isinstance(ids, str) or not isinstance(ids, Sequence):
+    if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Sequence):
         raise TypeError(f"prompt {index}: expected text or token ids, got {type(ids).__name__}")
     for token in ids:
         if not _is_int(token):
@@ -124,4 +125,5 @@ def _check_ids(ids: Sequence[int], index: int, limits: Limits) -> None:
 
 
 def _is_int(value: object) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool)
+    # Not by __index__: whole arrays and tensors have one, and a list of them is no list of ids.
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -239,18 +239,20 @@ class LLM:
 
     @contextmanager
     def _exclusive(self, what: str, alone: bool = True) -> Iterator[None]:
-        """One call at a time; with `alone`, none of `add_request`'s requests unfinished either."""
+        """One call at a time; with `alone`, no request of `add_request` may be unfinished."""
         if not self._busy.acquire(blocking=False):
             raise RuntimeError(
                 f"{what}() while another call of this LLM is running (another thread, or an open "
                 "stream); close that first"
             )
         try:
-            if alone and self.engine.has_unfinished:
+            if alone and self.engine.requests:
                 raise RuntimeError(
                     f"{what}() while {len(self.engine.requests)} requests of add_request() are "
                     "unfinished; step until they are done, or abort them"
                 )
+            if alone:
+                self.engine.drain()  # steps in flight whose requests have ended or were aborted
             yield
         finally:
             self._busy.release()

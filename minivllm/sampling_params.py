@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
@@ -33,7 +33,8 @@ NOT_BUILT: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "output_kind": (None,),
 }
-# Below this a temperature means greedy, as in vLLM: logits / T would only overflow.
+# Below this a temperature means greedy, as in vLLM: the best token wins by more than any noise can
+# make up (unless logits agree to a few times 1e-5), and logits / T would only overflow.
 GREEDY_TEMPERATURE = 1e-5
 
 
@@ -91,7 +92,7 @@ class SamplingParams:
         self.min_p = _number("min_p", min_p, 0.0, 1.0)
         self.seed = None if seed is None else _integer("seed", seed, low=-(2**63))
         self.stop = _stop_strings(stop)
-        self.stop_token_ids = [_integer("stop_token_ids", i, low=0) for i in stop_token_ids or ()]
+        self.stop_token_ids = _stop_ids(stop_token_ids)
         self.ignore_eos = bool(ignore_eos)
         self.max_tokens = None if max_tokens is None else _integer("max_tokens", max_tokens, low=1)
         self.logprobs = None if logprobs is None else _integer("logprobs", logprobs, low=0)
@@ -139,7 +140,15 @@ def _number(name: str, value: object, low: float, high: float) -> float:
     return float(value)
 
 
+def _stop_ids(ids: Sequence[int] | None) -> list[int]:
+    if not isinstance(ids, Iterable) and ids is not None:
+        raise ValueError(f"stop_token_ids must be a list of integers, got {ids!r}")
+    return [_integer("stop_token_ids", token, low=0) for token in ids or ()]
+
+
 def _stop_strings(stop: str | Sequence[str] | None) -> list[str]:
+    if not isinstance(stop, Iterable) and stop is not None:
+        raise ValueError(f"stop must be a string or a list of strings, got {stop!r}")
     strings = [stop] if isinstance(stop, str) else list(stop or ())
     for text in strings:
         if not isinstance(text, str) or not text:

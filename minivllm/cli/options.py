@@ -49,8 +49,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="NAME",
-        help="directory, org/name, smollm2 or tiny "
-        f"(default: {default_model()})",
+        help=f"directory, org/name, smollm2 or tiny (default: {default_model()})",
     )
     parser.add_argument("--verbose", action="store_true", help="say what the engine decides")
 
@@ -71,7 +70,7 @@ def add_system(parser: argparse.ArgumentParser) -> None:
         "--chat-template-kwargs",
         metavar="JSON",
         type=_json_object,
-        help='variables of the chat template, such as \'{"enable_thinking": false}\'',
+        help="variables of the chat template, such as '{\"enable_thinking\": false}'",
     )
 
 
@@ -113,11 +112,7 @@ def add_sampling(parser: argparse.ArgumentParser, max_tokens: int, samples: bool
 
 def sampling_params(path: Path, args: argparse.Namespace) -> SamplingParams:
     """The model's defaults with the flags that were given. Raises ValueError naming a bad one."""
-    given = {
-        name: value
-        for name in _SAMPLING
-        if (value := getattr(args, name, None)) is not None
-    }
+    given = {name: value for name in _SAMPLING if (value := getattr(args, name, None)) is not None}
     return dataclasses.replace(default_sampling_params(path), **given)
 
 
@@ -193,7 +188,9 @@ def add_offline(parser: argparse.ArgumentParser) -> None:
     )
     add_sizes(parser)
     parser.add_argument("--temperature", type=float, metavar="T", help="default: the workload's")
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3, best counts")
+    parser.add_argument(
+        "--repeat", type=int, default=3, metavar="N", help="default: 3, best counts"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the result there; - is stdout")
     add_engine(parser)
 

@@ -70,14 +70,18 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     return parser
 
 
-def _command(commands: argparse._SubParsersAction, name: str, module: str, text: str) -> Parser:
-    """A subparser whose work is `module.run(args)`."""
+def _command(
+    commands: argparse._SubParsersAction, name: str, module: str, text: str, usage: str = ""
+) -> Parser:
+    """A subparser whose work is `module.run(args)`; `usage` is what follows its name."""
     parser: Parser = commands.add_parser(
         name,
         help=text[0].lower() + text.split(".")[0][1:],
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    # argparse would list every option here, fifteen lines that say less than the help below them.
+    parser.usage = f"{parser.prog} {usage} [OPTION ...]".replace("  ", " ")
     parser.set_defaults(run=_lazy(module), parser=parser)
     return parser
 
@@ -106,6 +110,7 @@ def _add_generate(commands: argparse._SubParsersAction) -> None:
         "Complete or answer prompts, all in one batch.\n\n"
         "Prints each prompt with its text, then tokens/s and KV-cache use. A text that was cut by\n"
         "--max-tokens ends with [...]. Without prompts it shows some of its own.",
+        usage="[PROMPT ...]",
     )
     parser.add_argument("prompts", nargs="*", metavar="PROMPT", help="text; - reads stdin")
     options.add_model(parser)
@@ -141,6 +146,7 @@ def _add_fetch(commands: argparse._SubParsersAction) -> None:
         "fetch",
         "minivllm.cli.fetch",
         "Put a model on this machine and print its directory.",
+        usage="NAME",
     )
     parser.add_argument("name", metavar="NAME", help="smollm2, or org/name on the hub")
     parser.add_argument("--dest", metavar="DIR", help="directory to make (default: the cache)")

@@ -11,7 +11,10 @@ from __future__ import annotations
 from importlib import import_module
 
 # Name -> module. A chapter's author adds what a stub needs and no student is asked to write.
-PLUMBING: dict[str, str] = {}
+PLUMBING: dict[str, str] = {
+    "Sequence": "minivllm.engine.sequence",
+    "Status": "minivllm.engine.sequence",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -31,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("MINIVLLM_IMPL", "exercises"),
         help="whose answers: exercises (default), solutions, reference, or a folder or file",
     )
+    group.addoption(
+        "--task", action="append", default=[], metavar="ID", help="only this task; repeatable"
+    )
     group.addoption("--chain", action="store_true", help="earlier chapters from --impl as well")
     group.addoption("--engine", action="store_true", help="also run the answers in the engine")
     group.addoption(
@@ -58,6 +61,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start a grading when there is something to grade; add the engine's checks."""
+    wanted = config.getoption("--task")
+    if wanted:
+        left_out = [item for item in items if task_of(item) not in wanted]
+        items[:] = [item for item in items if task_of(item) in wanted]
+        config.hook.pytest_deselected(items=left_out)
     graded = [item for item in items if task_of(item)]
     if not graded:
         return
@@ -87,7 +95,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _selected(config: pytest.Config, tasks: Any, graded: list[Any], visible: set[str]) -> list[str]:
     """Tasks to report: those with a test, and where whole files run, those that lack one."""
     wanted = {task_of(item) for item in graded if _chapter(item) in visible}
-    if not _narrowed(config):
+    if not _narrowed(config) and not config.getoption("--task"):
         wanted |= {task.id for task in tasks if task.chapter in visible}
     return [task.id for task in tasks if task.id in wanted]
 

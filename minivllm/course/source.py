@@ -116,7 +116,13 @@ def read_import(node: ast.AST) -> list[Import]:
 def render_imports(imports: Iterable[Import]) -> list[str]:
     """Import lines in isort's order; a name of the package comes from the given module instead."""
     groups: dict[int, list[Import]] = {0: [], 1: [], 2: []}
-    for entry in set(imports):
+    by_name: dict[str, Import] = {}
+    for entry in sorted(set(imports)):
+        if by_name.setdefault(entry.bound, entry) != entry and entry.name:
+            raise ValueError(
+                f"{entry.bound} comes from {by_name[entry.bound].module} and {entry.module}: "
+                "one file cannot have both, import one under another name in its source"
+            )
         top = entry.module.partition(".")[0]
         if top == "minivllm":
             if entry.module != "minivllm.course":
@@ -140,5 +146,8 @@ def _render_group(group: list[Import]) -> list[str]:
             for e in set(group)
             if e.module == module and e.name
         )
-        lines.append(f"from {module} import {', '.join(names)}")
+        line = f"from {module} import {', '.join(names)}"
+        if len(line) > 100:
+            line = "\n".join([f"from {module} import (", *(f"    {name}," for name in names), ")"])
+        lines += line.splitlines()
     return lines

@@ -82,6 +82,11 @@ class BlockManager:
     def reset(self) -> None:
         """Forget cached content, where there is any."""
 
+    def rebuild(self) -> None:
+        """Take every block back, whatever a failure has left. No sequence may hold one."""
+        self.ref_counts = [0] * self.num_blocks
+        self.free_blocks = OrderedDict.fromkeys(range(self.num_blocks))
+
     def _take(self) -> int:
         block, _ = self.free_blocks.popitem(last=False)
         self.ref_counts[block] = 1

@@ -18,9 +18,9 @@ class DeviceState:
     """Slots in least-recently-used order: a sequence keeps its slot while it runs."""
 
     def __init__(self, num_slots: int, device: torch.device) -> None:
+        self.num_slots = num_slots
         self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
         self._slots: OrderedDict[int, int] = OrderedDict()  # seq_id -> slot, oldest use first
-        self._unused = list(range(num_slots - 1, -1, -1))
 
     def assign(self, plan: StepPlan) -> list[int]:
         """The slot of each row of the plan.
@@ -34,8 +34,13 @@ class DeviceState:
         slots = []
         for row in plan.rows:
             if row.seq_id not in self._slots:
-                slot = self._unused.pop() if self._unused else self._slots.popitem(last=False)[1]
-                self._slots[row.seq_id] = slot
+                self._slots[row.seq_id] = self._take()
             slots.append(self._slots[row.seq_id])
         assert len(set(slots)) == len(slots), "more rows than slots"
         return slots
+
+    def _take(self) -> int:
+        if len(self._slots) == self.num_slots:
+            return self._slots.popitem(last=False)[1]
+        # No list of unused slots: a step interrupted between two lists would lose one for good.
+        return min(set(range(self.num_slots)) - set(self._slots.values()))

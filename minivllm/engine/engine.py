@@ -58,6 +58,7 @@ class Engine:
         )
         self._owner: dict[int, RequestState] = {}  # seq_id -> request
         self._next_seq_id = 0
+        self._recorded = (0, 0)  # the scheduler's preemptions and cached tokens, already in stats
 
     def add_request(
         self,
@@ -103,12 +104,11 @@ class Engine:
         try:
             return self._step()
         except BaseException:  # KeyboardInterrupt too: half a step must not stay behind
-            self.reset()
+            self.reset(broken=True)
             raise
 
     def _step(self) -> list[RequestState]:
         started = time.perf_counter()
-        preempted, cached = self.scheduler.num_preemptions, self.scheduler.num_cached_tokens
         plan = self.scheduler.schedule()
         blocks_in_use = self.scheduler.block_manager.num_used
         if plan is not None:
@@ -121,7 +121,7 @@ class Engine:
             oldest, launched = self.in_flight.popleft()
             changed = self._take_in(oldest, self.runner.collect(launched))
         if plan is not None:
-            self._record(plan, time.perf_counter() - started, blocks_in_use, preempted, cached)
+            self._record(plan, time.perf_counter() - started, blocks_in_use)
         return changed
 
     def _check_plan(self, plan: StepPlan) -> None:
@@ -183,23 +183,26 @@ class Engine:
             plan, launched = self.in_flight.popleft()
             self._take_in(plan, self.runner.collect(launched))
 
-    def reset(self) -> None:
-        """Drop all requests and all steps in flight, whatever state they are in."""
-        while self.in_flight:
-            # Waited for, so that the device is idle; read by nobody. It may be what has failed.
-            with contextlib.suppress(Exception):
-                self.runner.collect(self.in_flight.popleft()[1])
-        self.scheduler.abort_all()
-        self.requests.clear()
-        self._owner.clear()
+    def reset(self, broken: bool = False) -> None:
+        """Drop all requests and all steps in flight; `broken` after a step that failed half-way."""
+        try:
+            while self.in_flight:
+                # Waited for, so that the device is idle; read by nobody. It may be what has failed.
+                with contextlib.suppress(Exception):
+                    self.runner.collect(self.in_flight.popleft()[1])
+        finally:  # also where Ctrl-C is pressed again while this waits
+            self.in_flight.clear()
+            self.scheduler.abort_all(broken)
+            self.requests.clear()
+            self._owner.clear()
 
-    def _record(
-        self, plan: StepPlan, seconds: float, blocks_in_use: int, preempted: int, cached: int
-    ) -> None:
+    def _record(self, plan: StepPlan, seconds: float, blocks_in_use: int) -> None:
         scheduler, stats = self.scheduler, self.stats
         prefills = len(plan.rows) - plan.num_decode
-        found = scheduler.num_cached_tokens - cached
-        lost = scheduler.num_preemptions - preempted
+        # Since the last record, not since this call: a call may preempt and then plan nothing.
+        lost = scheduler.num_preemptions - self._recorded[0]
+        found = scheduler.num_cached_tokens - self._recorded[1]
+        self._recorded = (scheduler.num_preemptions, scheduler.num_cached_tokens)
         stats.cached_tokens += found
         stats.preemptions += lost
         stats.steps.append(

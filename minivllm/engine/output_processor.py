@@ -80,22 +80,24 @@ class SampleText:
         return output
 
     def _add(self, piece: str) -> bool:
-        if not piece or self.stop_string is not None:
+        """Add final text; True where it, or what is pending behind it, completes a stop string."""
+        assert self._detokenizer is not None
+        if self.stop_string is not None:
             return False
-        params = self.seq.params
         # Only matches that end in the new text are new: older text has been searched.
         search_from = max(len(self.text) - self._hold, 0)
         self.text += piece
-        found = [
-            (position, stop)
-            for stop in params.stop
-            if (position := self.text.find(stop, search_from)) >= 0
-        ]
+        stops = self.seq.params.stop
+        if not stops:
+            return False
+        # A line feed can be a byte token: final only once the next one is known, but seen here.
+        visible = self.text + self._detokenizer.pending()
+        found = [(at, stop) for stop in stops if (at := visible.find(stop, search_from)) >= 0]
         if not found:
             return False
-        position, self.stop_string = min(found)
-        end = position + len(self.stop_string) if params.include_stop_str_in_output else position
-        self.text = self.text[:end]
+        at, self.stop_string = min(found)
+        kept = len(self.stop_string) if self.seq.params.include_stop_str_in_output else 0
+        self.text = visible[: at + kept]
         return True
 
 

@@ -149,6 +149,12 @@ class PrefixCache(BlockManager):
         for block in list(self.cached):
             self._forget(block)
 
+    def rebuild(self) -> None:
+        """Start afresh: what an interrupted step has left in the cache is not to be trusted."""
+        super().rebuild()
+        for table in (self.index, self.cached, self.chains):
+            table.clear()
+
     def _take(self) -> int:
         block = super()._take()
         self._forget(block)  # from here on it will hold something else (case K30)

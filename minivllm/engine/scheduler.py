@@ -76,13 +76,25 @@ class Scheduler:
         self._unpark(seq)
         self._release_or_drain(seq)
 
-    def abort_all(self) -> None:
-        """Drop every sequence, also those of steps that will never be read (they failed)."""
-        for seq in list(self.sequences.values()):
+    def abort_all(self, broken: bool = False) -> None:
+        """Drop every sequence, also those of steps that will never be read.
+
+        broken: a change was interrupted half-way (Ctrl-C strikes between any two lines), so neither
+        queues nor reference counts can be trusted: the block manager starts afresh.
+        """
+        live = list(self.sequences.values())
+        for queue in (self.sequences, self.waiting, self.running, self.draining, self.parked):
+            queue.clear()
+        for seq in live:
             seq.steps_in_flight = seq.num_pending = 0
-            self.finish(seq, "abort")
-        for seq in list(self.draining.values()):
-            self._release(seq)
+            if not seq.finished:
+                seq.status, seq.finish_reason = Status.FINISHED, "abort"
+            if broken:
+                seq.block_table.clear()
+            else:
+                self.block_manager.free(seq)
+        if broken:
+            self.block_manager.rebuild()
 
     @property
     def has_unfinished(self) -> bool:
@@ -261,6 +273,9 @@ class Scheduler:
         if seq.status is Status.PREEMPTED:
             seq.status = Status.WAITING
             seq.num_computed = 0
-            self.waiting.appendleft(seq)
+            # In front of all that never ran, but behind older ones that were preempted: those whose
+            # steps are read together come here in the order of the rows, not of their preemption.
+            older = [s.epoch > 0 and s.seq_id < seq.seq_id for s in self.waiting]
+            self.waiting.insert([*older, False].index(False), seq)
         else:
             del self.sequences[seq.seq_id]

@@ -17,13 +17,10 @@ import torch
 
 from minivllm.ops.filters import survivors
 from minivllm.ops.philox import uniform, uniform_at
+from minivllm.sampling_params import GREEDY_TEMPERATURE
 
 if TYPE_CHECKING:
     from minivllm.engine.step_plan import RowSampling
-
-# Below this temperature the best token wins by more than any noise can make up (unless logits
-# agree to a few times 1e-5), and division by it would only overflow: such rows are greedy.
-GREEDY_BELOW = 1e-5
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ class SamplingBatch:
         def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
             return torch.tensor(values, dtype=dtype, device=device)
 
-        random = [row for row in rows if row.temperature >= GREEDY_BELOW]
+        random = [row for row in rows if row.temperature >= GREEDY_TEMPERATURE]
         return cls(
             temperature=column([_temperature(row) for row in rows], torch.float32),
             # An int32 holds no more; beyond the vocabulary size all values mean the same.
@@ -76,7 +73,7 @@ class SamplingBatch:
 def _temperature(row: RowSampling) -> float:
     """The row's temperature as a float32 can hold it; 0 where greedy."""
     # Compared in float64, here alone: as a float32, 9.9999999e-6 would round up to the limit.
-    if row.temperature < GREEDY_BELOW:
+    if row.temperature < GREEDY_TEMPERATURE:
         return 0.0
     # The largest finite ones already make every finite row flat; infinity would turn -inf to nan.
     return min(row.temperature, torch.finfo(torch.float32).max)
@@ -99,7 +96,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, vocab_start: int = 0) -> 
         raise ValueError(f"vocab_start={vocab_start}: top_k, top_p, min_p need the whole row")
     if batch.all_greedy:
         return logits.argmax(dim=-1) + vocab_start
-    random = (batch.temperature >= GREEDY_BELOW).nonzero().squeeze(-1)
+    random = (batch.temperature >= GREEDY_TEMPERATURE).nonzero().squeeze(-1)
     if len(random) == len(logits):
         return scores(logits, batch, vocab_start).argmax(dim=-1) + vocab_start
     # Greedy rows read the raw logits: scaling could round two different ones into a tie.
@@ -111,7 +108,7 @@ def sample(logits: torch.Tensor, batch: SamplingBatch, vocab_start: int = 0) -> 
 def scores(logits: torch.Tensor, batch: SamplingBatch, vocab_start: int = 0) -> torch.Tensor:
     """Scaled logits plus Gumbel noise, -inf where a filter cuts: the largest wins.
 
-    logits: [B, V], rows all of temperature >= GREEDY_BELOW -> [B, V] float32, relative to the
+    logits: [B, V], rows all of temperature >= GREEDY_TEMPERATURE -> [B, V] float32, relative to the
     row's largest logit. The gap between a row's two largest scores is its decision margin.
     """
     scaled = scale(logits, batch.temperature)

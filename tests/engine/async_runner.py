@@ -68,16 +68,17 @@ class AsyncRunner:
         """Compute the step now, if nothing has forced it before."""
         self.collects += 1
         assert ticket is self.in_flight[0], "steps must be read in the order of their launches"
-        assert pickle.dumps(ticket.original) == ticket.image, "a plan in flight was changed"
-        self.check_host()
-        failure = self.fail_collect.get(self.collects)
-        if failure is not None:
+        try:
+            assert pickle.dumps(ticket.original) == ticket.image, "a plan in flight was changed"
+            self.check_host()
+            failure = self.fail_collect.get(self.collects)
+            if failure is not None:
+                raise failure
+            if ticket.result is None:
+                ticket.result = self.device.execute(ticket.plan)
+            return ticket.result
+        finally:
             self.in_flight.popleft()
-            raise failure
-        if ticket.result is None:
-            ticket.result = self.device.execute(ticket.plan)
-        self.in_flight.popleft()
-        return ticket.result
 
     def check_host(self) -> None:
         """Blocks of a step in flight still belong to the sequences that the step computes."""

@@ -78,7 +78,7 @@ def test_depth_changes_no_output() -> None:
             assert setup.runner.max_in_flight <= depth + 1
         assert results[0] == results[1] == results[2], seed
     print(f"{steps} steps, {hits} cache hits, {preemptions} preemptions")
-    assert steps > 8_000 and hits > 500 and preemptions > 500
+    assert steps > 8_000 and hits > 500 and preemptions > 200
 
 
 def test_options_change_no_output() -> None:
