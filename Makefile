@@ -24,11 +24,11 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_FLAG
 # Tests run on one thread: two OpenMP threads beside a busy neighbour can be 100 times slower.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
-.PHONY: help demo test slow lint format clean
+.PHONY: help demo test slow lint format lessons clean
 
 help:
 	@sed -n 's/^# \{0,1\}//;1,5p' Makefile
-	@echo "Targets: demo test slow lint format clean"
+	@echo "Targets: demo test slow lint format lessons clean"
 
 demo: $(RUNTIME)
 	$(BIN)/minivllm fetch smollm2
@@ -48,6 +48,10 @@ lint: $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Executes every lesson in place, on the CPU: the only way in which committed outputs are made.
+lessons: $(DEV)
+	$(BIN)/python -m minivllm.course lessons $(ARGS)
 
 format: $(DEV)
 	$(BIN)/ruff format .

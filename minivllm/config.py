@@ -141,7 +141,7 @@ class ModelConfig:
             num_kv_heads=num_kv_heads,
             head_dim=_head_dim(raw, num_heads),
             max_position=_positive(raw, "max_position_embeddings"),
-            rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
+            rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
             rope=RopeConfig.from_dict(raw),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qk_norm=family == "qwen3",
@@ -194,10 +194,10 @@ def _architecture(raw: Mapping[str, Any]) -> str:
 
 
 def _refuse_quantised(raw: Mapping[str, Any]) -> None:
-    quantisation = raw.get("quantization_config")
-    if quantisation:
-        method = quantisation.get("quant_method", "unknown")
-        raise ValueError(f"quantization method {method!r} is not supported (quantization_config)")
+    for key in ("quantization_config", "quantization", "compression_config"):
+        if raw.get(key):
+            method = dict(raw[key]).get("quant_method", "unknown")
+            raise ValueError(f"quantization method {method!r} is not supported ({key})")
 
 
 def _positive(raw: Mapping[str, Any], key: str) -> int:
@@ -207,10 +207,20 @@ def _positive(raw: Mapping[str, Any], key: str) -> int:
     return value
 
 
+def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
+    value = raw.get(key, default)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        raise ValueError(f"config field {key} must be a number, got {value!r}")
+    return float(value)
+
+
 def _head_dim(raw: Mapping[str, Any], num_heads: int) -> int:
     """The one rule (case K22): explicit and positive wins, else hidden / heads, else refused."""
     if raw.get("head_dim"):
-        return _positive(raw, "head_dim")
+        head_dim = _positive(raw, "head_dim")
+        if head_dim % 2:
+            raise ValueError(f"head_dim={head_dim} must be even: rotary embedding turns pairs")
+        return head_dim
     hidden = _positive(raw, "hidden_size")
     if hidden % num_heads:
         raise ValueError(
@@ -248,4 +258,7 @@ def _dtype(raw: Mapping[str, Any]) -> str:
 
 def _token_ids(raw: Mapping[str, Any]) -> list[int]:
     value = raw.get("eos_token_id")
-    return [] if value is None else [value] if isinstance(value, int) else [int(v) for v in value]
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if any(not isinstance(token, int) or isinstance(token, bool) for token in ids):
+        raise ValueError(f"eos_token_id must be a token id or a list of them, got {value!r}")
+    return ids

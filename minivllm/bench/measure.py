@@ -45,7 +45,19 @@ def best_of(results: Sequence[BenchResult]) -> BenchResult:
 def measure_repeats(
     engine: LLM, workload: Workload, repeats: int = 1, progress: bool = False
 ) -> list[BenchResult]:
-    """One warm-up request, then the workload `repeats` times, each from an empty prefix cache."""
+    """One warm-up request, then the workload `repeats` times, each from an empty prefix cache.
+
+    Raises ValueError where a sequence would be cut: then fewer tokens are made than were asked for.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    capacity = engine.stats.num_blocks * engine.stats.block_size
+    for limit, what in ((engine.config.max_model_len, "max_model_len"), (capacity, "the KV pool")):
+        if limit is not None and workload.longest > limit:
+            raise ValueError(
+                f"workload {workload.name!r} has a sequence of {workload.longest} tokens, and "
+                f"{what} holds {limit}"
+            )
     warm_up(engine, workload)
     results = []
     for _ in range(repeats):

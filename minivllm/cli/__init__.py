@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where a closed pipe is still ours to handle
         return code
     except SystemExit as error:  # argparse ends so after --help and after a wrong argument
-        return error.code if isinstance(error.code, int) else 2
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED

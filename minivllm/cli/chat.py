@@ -91,26 +91,28 @@ class Session:
     def _fit(self) -> list[int]:
         """Token ids of the conversation; drops the oldest turns until an answer has room.
 
-        Room is what --max-tokens allows, but no more than a quarter of the context.
+        Room is what --max-tokens allows, but no more than a quarter of the context. Raises
+        ValueError, with the history as it was, where the newest message alone is too long.
         """
+        alone = len(self._encode(self.turns[-1:]))
+        if alone >= self.context:  # before any turn is dropped for nothing
+            raise ValueError(
+                f"the message makes a prompt of {alone} tokens, and the context holds "
+                f"{self.context}"
+            )
         reserve = min(self.params.max_tokens or self.context, self.context // 4)
-        ids, dropped = self._encode(), 0
+        ids, dropped = self._encode(self.turns), 0
         while len(ids) > self.context - reserve and len(self.turns) > 2:
             del self.turns[:2]  # a question with its answer: templates want them to alternate
-            ids, dropped = self._encode(), dropped + 1
+            ids, dropped = self._encode(self.turns), dropped + 1
         if dropped:
             turns = "turn was" if dropped == 1 else f"{dropped} turns were"
             _say(f"the context of {self.context} tokens is full: the oldest {turns} dropped")
-        if len(ids) >= self.context:
-            raise ValueError(
-                f"the message makes a prompt of {len(ids)} tokens, and the context holds "
-                f"{self.context}"
-            )
         return ids
 
-    def _encode(self) -> list[int]:
-        messages = [*self.system, *self.turns]
-        return self.llm.get_tokenizer().encode_chat(messages, **self._template_kwargs)
+    def _encode(self, turns: list[dict[str, str]]) -> list[int]:
+        tokenizer = self.llm.get_tokenizer()
+        return tokenizer.encode_chat([*self.system, *turns], **self._template_kwargs)
 
     def _stream(self, prompt_ids: list[int]) -> str:
         """Print the answer as it comes; returns all of it, or as much as Ctrl-C allowed."""

@@ -64,7 +64,9 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
     _add_doctor(commands)
     _add_bench(commands)
     if argv[:1] == ["course"]:
-        _import("minivllm.course.commands", "course").add_course_parser(commands)
+        from minivllm.course.commands import add_course_parser
+
+        add_course_parser(commands)
     else:
         commands.add_parser("course", help="stubs, hints, grading and lessons of the course")
     return parser
@@ -91,15 +93,6 @@ def _lazy(module: str) -> Callable[[argparse.Namespace], int]:
         return int(import_module(module).run(args))
 
     return run
-
-
-def _import(module: str, what: str) -> argparse.Namespace:
-    try:
-        return import_module(module)  # type: ignore[return-value]
-    except ModuleNotFoundError as error:
-        if error.name != module:
-            raise
-        raise ValueError(f"this version of minivllm has no {what} commands") from None
 
 
 def _add_generate(commands: argparse._SubParsersAction) -> None:

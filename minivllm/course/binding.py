@@ -6,7 +6,7 @@ patches anything: earlier units reach a student's file through `given`, everythi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -39,7 +39,6 @@ class Units:
     """The units of some chapters, by the names that course.toml gives them."""
 
     impl: str
-    chain: bool
     course: Course
     files: tuple[LoadedFile, ...]
     table: Mapping[str, Unit]  # of the chapters asked for
@@ -49,25 +48,30 @@ class Units:
         """The object that holds a task's unit."""
         return self.table[f"{task.chapter}/{task.name}"]
 
-    def parts(self, tasks: Sequence[Task]) -> dict[str, Any]:
-        """`LLM(parts=...)` for the tasks that sit in the op table or among the engine's parts.
+    def seated(self, tasks: Sequence[Task]) -> dict[str, Any]:
+        """The tasks' objects by the name that their program knows them by.
 
-        A later chapter's class replaces an earlier one in the same seat: it is built on it.
+        That is the seat's name in the engine (`LLM(parts=...)`), the object's own in a stage. A
+        later chapter's class replaces an earlier one in the same seat: it is built on it.
         """
-        seats = [(task.seat.partition(":"), self.of(task).value) for task in tasks]
-        return {name: value for (kind, _, name), value in seats if kind in ("op", "part")}
+        found = {}
+        for task in tasks:
+            kind, _, name = task.seat.partition(":")
+            found[task.name if kind == "stage" else name] = self.of(task).value
+        return found
 
 
 def units(
     impl: str | Path,
     chapters: Sequence[str] | None = None,
     course: Course | None = None,
-    chain: bool = False,
+    chain: bool | Collection[str] = False,
 ) -> Units:
     """Bind the units of `chapters` (all by default).
 
     impl: "exercises", "solutions", "reference", a folder or file of answers, or
-    "mistake:ch02.1:NAME". Earlier chapters come from the reference, with `chain` from `impl` too.
+    "mistake:ch02.1:NAME". Earlier chapters come from the reference, with `chain` from `impl` too
+    (True: all of them, or the ids of those that do).
     Files are loaded anew at each call. ValueError for a chapter or impl that does not exist.
     """
     course = course or load_course()
@@ -83,15 +87,16 @@ def units(
         before[chapter.id] = SimpleNamespace(**earlier)
         reference = {name: _reference(chapter, name) for name in chapter.names}
         bound = reference
-        if chapter in chosen or chain:
+        chained = chapter.id in chain if isinstance(chain, Collection) else chain
+        if chapter in chosen or chained:
             bound, file = _bind(str(impl), course, chapter, reference, earlier)
             if file is not None:
                 files[chapter.id] = file
         if chapter in chosen:
             table.update({f"{chapter.id}/{name}": unit for name, unit in bound.items()})
-        source = bound if chain else reference
+        source = bound if chained else reference
         earlier |= {name: _usable(unit, chapter) for name, unit in source.items()}
-    return Units(str(impl), chain, course, tuple(files.values()), table, before)
+    return Units(str(impl), course, tuple(files.values()), table, before)
 
 
 def check_impl(impl: str) -> None:

@@ -123,6 +123,8 @@ def _compare_tensors(
         error = np.where((a64 == e64) | (_isnan(a64) & _isnan(e64)), 0.0, _abs(a64 - e64))
         error = np.where(_isnan(error), math.inf, error)
         ratio = np.where(error == 0, 0.0, error / np.maximum(allowed, 1e-300))
+        # NaN or infinity on the expected side (a mistake's answer, in a diagnosis) allows nothing.
+        ratio = np.where(_isnan(ratio), math.inf, ratio)
     worst = float(ratio.max()) if ratio.size else 0.0
     ratios.append(worst)
     if worst <= 1:

@@ -1,19 +1,23 @@
-"""A student's units inside the real engine, compared with the engine's own.
+"""A student's units inside the engine or a stage, compared with the program's own.
 
-Owns the run (greedy tokens and logits of a few prompts) and the comparison. The engine proves by
-its own counters that a given part was called; nothing is patched. Lesson 02 onwards, `--engine`.
+Owns the run (greedy tokens and logits of a few prompts) and the comparison. Call counters prove
+that a given unit was used; nothing is patched. Lesson 02 onwards, `--engine`.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import wraps
 from typing import Any
 
 import torch
 
 from minivllm import LLM, SamplingParams
+from minivllm.hub import resolve_model
 from minivllm.ops.sampling import sample
+from minivllm.stages import Stage
 
 PROMPTS = (
     "Once upon a time, there was a little cat. She",
@@ -21,6 +25,7 @@ PROMPTS = (
     "One day",
 )
 MAX_TOKENS = 24
+MAX_LEN = 128  # of a stage's sequences
 TOLERANCE = 1e-4  # of logits, float32 on a CPU
 
 
@@ -28,9 +33,20 @@ TOLERANCE = 1e-4  # of logits, float32 on a CPU
 class Trace:
     """What a program wrote, and the logits behind each token."""
 
+    prompts: tuple[str, ...]
     tokens: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
     steps: tuple[torch.Tensor, ...]  # one [rows, V] a sampling step
+
+
+def run_program(program: str, model: str, units: Mapping[str, Any]) -> Trace:
+    """Run "engine" or a stage with `units` in their seats. Raises what a unit raises.
+
+    RuntimeError names a unit that no call reached.
+    """
+    if program == "engine":
+        return run_engine(model, units)
+    return run_stage(program, model, units)
 
 
 def run_engine(model: str, parts: Mapping[str, Any]) -> Trace:
@@ -51,10 +67,45 @@ def run_engine(model: str, parts: Mapping[str, Any]) -> Trace:
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
     outputs = llm.generate(list(PROMPTS), params, use_tqdm=False)
     return Trace(
+        prompts=PROMPTS,
         tokens=tuple(tuple(output.outputs[0].token_ids) for output in outputs),
         texts=tuple(output.outputs[0].text for output in outputs),
         steps=tuple(steps),
     )
+
+
+def run_stage(name: str, model: str, units: Mapping[str, Any]) -> Trace:
+    """The same on an earlier stage, which takes token ids."""
+    calls = dict.fromkeys(units, 0)
+    counted = {key: _counted(value, key, calls) for key, value in units.items()}
+    stage = Stage(name, resolve_model(model), MAX_LEN, counted)
+    vocab = stage.model.config.vocab_size
+    prompts = [[(17 * i + 5) % vocab for i in range(length)] for length in (13, 5, 1)]
+    tokens = stage.generate(prompts, MAX_TOKENS)
+    logits = [stage.model(torch.tensor([ids]))[0] for ids in prompts]
+    unused = [key for key, count in calls.items() if count == 0]
+    if unused:
+        raise RuntimeError(f"the stage {name} was run and never called {', '.join(unused)}")
+    shown = [tuple(" ".join(map(str, ids)) for ids in lists) for lists in (prompts, tokens)]
+    return Trace(shown[0], tuple(tuple(ids) for ids in tokens), shown[1], tuple(logits))
+
+
+def _counted(value: Any, key: str, calls: dict[str, int]) -> Any:
+    """`value`, counting its calls; of a class, the calls of its own methods."""
+    if isinstance(value, type):
+        methods = {
+            name: _counted(item, key, calls)
+            for name, item in vars(value).items()
+            if inspect.isfunction(item)
+        }
+        return type(value.__name__, (value,), methods)
+
+    @wraps(value)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls[key] += 1
+        return value(*args, **kwargs)
+
+    return call
 
 
 def deviation(actual: Trace, expected: Trace) -> str:
@@ -75,7 +126,7 @@ def deviation(actual: Trace, expected: Trace) -> str:
 
 def _texts(actual: Trace, expected: Trace) -> str:
     """The first prompt whose text changed, both ways."""
-    for prompt, a, e in zip(PROMPTS, actual.texts, expected.texts):
+    for prompt, a, e in zip(actual.prompts, actual.texts, expected.texts):
         if a != e:
             return f"\nit wrote    {prompt!r} {_short(a)}\nexpected    {_short(e)}"
     return "\nthe text happens to be the same"

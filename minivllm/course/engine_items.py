@@ -1,7 +1,7 @@
-"""`--engine`: one more test a task, which runs the answer inside the engine.
+"""`--engine`: one more test a task, which runs the answer inside the program it was written for.
 
-Owns the pytest items: first each unit alone, then all that were right alone together. Only seats in
-the engine (`op:`, `part:`) have one; answers that live in a stage are tested by their own tests.
+Owns the pytest items: first each unit alone, then all that were right alone together. A seat `op:`
+or `part:` is in the engine; `stage:s2_kv` is the latest stage that uses the unit.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class EngineRuns:
         self.grading = grading
         self.model = model
         self.right: list[Task] = []
-        self._expected: Trace | None = None
+        self._expected: dict[str, Trace] = {}  # by program
 
     def check_alone(self, task: Task) -> None:
         """Raise `Failed` unless the engine writes the same with this unit in its seat."""
-        self._check([task], f"{', '.join(task.units)} in the engine")
+        self._check([task], f"{', '.join(task.units)} in {program_of(task)}")
         self.right.append(task)
 
     def check_together(self, tasks: list[Task]) -> None:
         """The same with all units that were right alone."""
-        both = [task for task in tasks if task in self.right]
-        if len(both) > 1:
-            self._check(both, f"{', '.join(task.name for task in both)} together in the engine")
+        right = [task for task in tasks if task in self.right]
+        if len(right) > 1:
+            self._check(right, f"{', '.join(task.name for task in right)} together in the engine")
 
     def _check(self, tasks: list[Task], what: str) -> None:
         from minivllm.course import engine_check
@@ -65,20 +65,20 @@ class EngineRuns:
         # Makes the usual remarks on a broken file or a forbidden name.
         for task in tasks:
             self.grading.check_for(task.id, what)
-        bound = {chapter: self.grading.units(chapter) for chapter in {t.chapter for t in tasks}}
-        parts: dict[str, Any] = {}
+        program = program_of(tasks[0])
+        units: dict[str, Any] = {}
         for task in tasks:
-            parts |= bound[task.chapter].parts([task])
-        if self._expected is None:
-            self._expected = engine_check.run_engine(self.model, {})
+            units |= self.grading.units(task.chapter).seated([task])
+        if program not in self._expected:
+            self._expected[program] = engine_check.run_program(program, self.model, {})
         ids = ", ".join(task.id for task in tasks)
         try:
-            actual = engine_check.run_engine(self.model, parts)
+            actual = engine_check.run_program(program, self.model, units)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
             raise _failure(error, tasks, what) from None
-        found = engine_check.deviation(actual, self._expected)
+        found = engine_check.deviation(actual, self._expected[program])
         if found:
             text = labelled("checked", f'{what}: model "{self.model}", greedy')
             raise Failed(
@@ -86,17 +86,25 @@ class EngineRuns:
             )
 
 
+def program_of(task: Task) -> str:
+    """The program that a task's seat is in: "engine", or a stage's name."""
+    kind, _, name = task.seat.partition(":")
+    return name if kind == "stage" else "engine"
+
+
 def engine_items(session: pytest.Session, grading: Grading, model: str) -> list[EngineItem]:
-    """One item for each selected task with a seat in the engine, and one for all of them."""
+    """One item for each selected task, and one for all of a program together."""
     tasks = [grading.course.task(task_id) for task_id in grading.selected]
-    seated = [task for task in tasks if task.seat.partition(":")[0] in ("op", "part")]
     runs = EngineRuns(grading, model)
     items = [
         EngineItem.from_parent(session, name=f"engine[{task.id}]", tasks=[task], runs=runs)
-        for task in seated
+        for task in tasks
     ]
-    if len(seated) > 1:
-        items.append(EngineItem.from_parent(session, name="engine[all]", tasks=seated, runs=runs))
+    for program in dict.fromkeys(program_of(task) for task in tasks):
+        group = [task for task in tasks if program_of(task) == program]
+        if len(group) > 1:
+            name = f"engine[all of {program}]"
+            items.append(EngineItem.from_parent(session, name=name, tasks=group, runs=runs))
     return items
 
 

@@ -12,6 +12,7 @@ from importlib import import_module
 
 # Name -> module. A chapter's author adds what a stub needs and no student is asked to write.
 PLUMBING: dict[str, str] = {
+    "ModelConfig": "minivllm.config",
     "Sequence": "minivllm.engine.sequence",
     "Status": "minivllm.engine.sequence",
 }

@@ -66,7 +66,14 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
     )
     blocks = kv_pool.num_blocks(config, model_config, dtype, device)
     kv_cache = kv_pool.allocate(blocks, config.kvcache_block_size, model_config, dtype, device)
-    runner = ModelRunner(model, ops, kv_cache, max_num_seqs=config.max_num_seqs, device=device)
+    runner = ModelRunner(
+        model,
+        ops,
+        kv_cache,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        device=device,
+    )
     eos_ids = set(model_config.eos_token_ids)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         eos_ids.add(tokenizer.eos_token_id)

@@ -1,26 +1,51 @@
-"""What stays on the device between steps: the newest token of every running sequence.
+"""What stays on the device between steps: one row of numbers for every running sequence.
 
-Owns the slots (rows of device tables) and who sits in which. A step can then start from a token
-that the host has not read yet. Derives everything from the plan: no scheduler has to report who
-came or went. Lessons 10 and 15.
+Owns the slots (rows of the device tables), who sits in which, and whether the row is up to date. A
+decode step then needs only slot numbers from the host, and can start from a token that the host
+has not read yet. Derives all of this from the plan: no scheduler has to report who came or went.
+Lessons 10 and 15.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 
+import numpy as np
 import torch
 
-from minivllm.engine.step_plan import StepPlan
+from minivllm.engine.step_plan import RowSampling, ScheduledRow, StepPlan
+from minivllm.ops.sampling import SamplingBatch
+
+_NOTHING = RowSampling(0.0, 0, 1.0, 0.0, 0, 0, 0)
 
 
 class DeviceState:
-    """Slots in least-recently-used order: a sequence keeps its slot while it runs."""
+    """Tables of num_slots rows and one more, the pad row, which belongs to no sequence.
 
-    def __init__(self, num_slots: int, device: torch.device) -> None:
+    | table | row of a decoding sequence |
+    |---|---|
+    | last_token [slots + 1] int64 | its newest token, whose K and V are not stored yet |
+    | position [slots + 1] int64 | the position of that token |
+    | block_table [slots + 1, M] int32 | its blocks |
+    | sampling | the numbers its tokens are drawn with |
+    """
+
+    def __init__(self, num_slots: int, max_blocks: int, device: torch.device) -> None:
         self.num_slots = num_slots
-        self.last_token = torch.zeros(num_slots, dtype=torch.int64, device=device)
+        self.pad_slot = num_slots
+        self.device = device
+        rows = num_slots + 1
+        self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.position = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.block_table = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
+        self.sampling = SamplingBatch.from_rows([_NOTHING] * rows, device)
         self._slots: OrderedDict[int, int] = OrderedDict()  # seq_id -> slot, oldest use first
+        # What the device row holds: (seq_id, epoch, position). Anything else must be sent again.
+        self._holds: list[tuple[int, int, int] | None] = [None] * rows
+        # Known on the host, so that choosing the sampler's cheap path never waits for the device.
+        self._greedy = np.ones(rows, dtype=bool)
+        self._filter = np.zeros(rows, dtype=bool)
 
     def assign(self, plan: StepPlan) -> list[int]:
         """The slot of each row of the plan.
@@ -44,3 +69,40 @@ class DeviceState:
             return self._slots.popitem(last=False)[1]
         # No list of unused slots: a step interrupted between two lists would lose one for good.
         return min(set(range(self.num_slots)) - set(self._slots.values()))
+
+    def prepare_decode(self, rows: Sequence[ScheduledRow], slots: Sequence[int]) -> None:
+        """Bring the rows of a decode launch up to date: only newcomers and the preempted need it.
+
+        A sequence that decoded in the step before is up to date: the step itself moved its row on.
+        """
+        stale = []
+        for row, slot in zip(rows, slots, strict=True):
+            if self._holds[slot] != (row.seq_id, row.epoch, row.start):
+                stale.append((row, slot))
+            self._holds[slot] = (row.seq_id, row.epoch, row.end)
+        if stale:
+            self._upload([row for row, _ in stale], [slot for _, slot in stale])
+
+    def flags(self, slots: Sequence[int]) -> tuple[bool, bool]:
+        """(all rows greedy, any row filters)."""
+        greedy = self._greedy[slots]
+        return bool(greedy.all()), bool((self._filter[slots] & ~greedy).any())
+
+    def _upload(self, rows: list[ScheduledRow], slots: list[int]) -> None:
+        index = torch.tensor(slots, device=self.device)
+        starts = [row.start for row in rows]
+        self.position[index] = torch.tensor(starts, device=self.device)
+        width = max(len(row.block_table) for row in rows)
+        tables = np.zeros((len(rows), width), dtype=np.int32)
+        for i, row in enumerate(rows):
+            tables[i, : len(row.block_table)] = row.block_table
+        self.block_table[index, :width] = torch.from_numpy(tables).to(self.device)
+        # Where the token is not known here, the launch before this one has just written it.
+        known = [i for i, row in enumerate(rows) if row.token_ids]
+        if known:
+            tokens = [rows[i].token_ids[0] for i in known]
+            self.last_token[index[known]] = torch.tensor(tokens, device=self.device)
+        samplings = [row.sampling or _NOTHING for row in rows]
+        self.sampling.update(index, SamplingBatch.from_rows(samplings, self.device))
+        self._greedy[slots] = [s.temperature <= 0 for s in samplings]
+        self._filter[slots] = [s.top_k > 0 or s.top_p < 1 or s.min_p > 0 for s in samplings]

@@ -1,68 +1,57 @@
-"""From a step plan to the tensors of one launch.
+"""From the prefill rows of a step plan to the tensors of one launch.
 
-Owns the arithmetic of positions, slots and row bounds, in NumPy, one transfer a field. Never reads
-a sequence: the plan is all it needs. Lessons 07, 08 and 11.
+Owns the arithmetic of positions, slots and row bounds. Never reads a sequence: the rows are all it
+needs. Decode rows need none of this, their numbers live in `DeviceState`. Lessons 07, 08 and 11.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from minivllm.engine.step_plan import StepPlan
+from minivllm.engine.step_plan import ScheduledRow
 from minivllm.ops.attention_batch import AttentionBatch
 from minivllm.ops.kv import slot_mapping
 
 
 @dataclass(frozen=True, slots=True)
 class InputBatch:
-    """Inputs of one launch."""
+    """Inputs of one prefill launch."""
 
-    ids: torch.Tensor  # [T] int64; 0 where the token is still on the device
-    unread: list[int]  # indices into T of those tokens
-    unread_rows: list[int]  # their rows in the plan
+    ids: torch.Tensor  # [T] int64
     batch: AttentionBatch
     last_rows: list[int]  # index into T of each row's last token
 
 
-def build_inputs(plan: StepPlan, block_size: int, device: torch.device) -> InputBatch:
-    """Pack the plan's rows, in its order, without padding between them."""
+def build_inputs(rows: Sequence[ScheduledRow], block_size: int, device: torch.device) -> InputBatch:
+    """Pack the rows, in their order, without padding between them."""
     ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
-    unread: list[int] = []
-    unread_rows: list[int] = []
-    last_rows: list[int] = []
-    for index, row in enumerate(plan.rows):
+    for row in rows:
+        assert len(row.token_ids) == row.num_tokens, "a prompt's tokens are all known"
         ids.extend(row.token_ids)
-        if len(row.token_ids) < row.num_tokens:
-            unread.append(len(ids))
-            unread_rows.append(index)
-            ids.append(0)
         positions.extend(range(row.start, row.end))
         slots.extend(slot_mapping(row.block_table, row.start, row.end, block_size))
-        last_rows.append(len(ids) - 1)
-    width = max(len(row.block_table) for row in plan.rows)
-    tables = np.full((len(plan.rows), width), -1, dtype=np.int32)
-    for index, row in enumerate(plan.rows):
+    tables = np.full((len(rows), max(len(row.block_table) for row in rows)), -1, dtype=np.int32)
+    for index, row in enumerate(rows):
         tables[index, : len(row.block_table)] = row.block_table
-    lengths = [row.num_tokens for row in plan.rows[plan.num_decode :]]
-    bounds = np.concatenate(([0], np.cumsum(lengths, dtype=np.int64))).astype(np.int32)
+    lengths = [row.num_tokens for row in rows]
+    bounds = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+
+    def tensor(values: list[int], dtype: torch.dtype) -> torch.Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
     batch = AttentionBatch(
-        positions=torch.tensor(positions, dtype=torch.int64, device=device),
-        slot_mapping=torch.tensor(slots, dtype=torch.int64, device=device),
+        positions=tensor(positions, torch.int64),
+        slot_mapping=tensor(slots, torch.int64),
         block_tables=torch.from_numpy(tables).to(device),
-        context_lens=torch.tensor([row.end for row in plan.rows], dtype=torch.int32, device=device),
+        context_lens=tensor([row.end for row in rows], torch.int32),
         cu_seqlens_q=torch.from_numpy(bounds).to(device),
-        max_seqlen_q=max(lengths, default=0),
-        num_decode=plan.num_decode,
+        max_seqlen_q=max(lengths),
+        num_decode=0,
     )
-    return InputBatch(
-        ids=torch.tensor(ids, dtype=torch.int64, device=device),
-        unread=unread,
-        unread_rows=unread_rows,
-        batch=batch,
-        last_rows=last_rows,
-    )
+    return InputBatch(tensor(ids, torch.int64), batch, [int(end) - 1 for end in bounds[1:]])

@@ -3,31 +3,44 @@
 Owns the weights, the KV tensor and the device state. Never plans and never ends a sequence: it
 computes the rows it is given, and says what was sampled. `launch` may return before the device is
 done; `collect` waits. Lesson 10.
+
+A mixed step is two launches under one plan, decode rows and prefill rows: it reads the weights once
+more, and keeps decode fast and independent of its neighbours' prompts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from minivllm.engine.decode_step import decode_step
 from minivllm.engine.device_state import DeviceState
 from minivllm.engine.input_batch import InputBatch, build_inputs
-from minivllm.engine.step_plan import StepPlan, StepResult, TokenLogprobs
+from minivllm.engine.row_logprobs import PendingLogprobs, start_logprobs
+from minivllm.engine.step_plan import ScheduledRow, StepPlan, StepResult
 from minivllm.models.decoder import CausalLM
-from minivllm.ops.logprobs import top_logprobs
 from minivllm.ops.sampling import SamplingBatch
 from minivllm.ops.table import Ops
 
 
 @dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens of one launch on their way to the host, with their log-probabilities."""
+
+    rows: list[int]  # the plan's rows that sample, in the order of the tokens
+    tokens: torch.Tensor  # [len(rows)] int64
+    logprobs: PendingLogprobs
+
+
+@dataclass(frozen=True, slots=True)
 class Launched:
-    """A step on its way: device tensors that `collect` turns into a result."""
+    """A step on its way: what `collect` turns into a result."""
 
     plan: StepPlan
-    sampled: torch.Tensor  # [rows that sample] int64
-    logprobs: list[TokenLogprobs | None]
-    prompt_logprobs: list[list[TokenLogprobs]]
+    sampled: list[Sampled]
+    prompt_logprobs: dict[int, PendingLogprobs]  # by row of the plan
 
 
 class ModelRunner:
@@ -40,6 +53,7 @@ class ModelRunner:
         kv_cache: torch.Tensor,
         *,
         max_num_seqs: int,
+        max_model_len: int,
         device: torch.device,
     ) -> None:
         self.model = model
@@ -47,81 +61,87 @@ class ModelRunner:
         self.kv_cache = kv_cache  # [L, 2, N, S, Hkv, D]
         self.block_size = kv_cache.shape[3]
         self.device = device
-        self.state = DeviceState(max_num_seqs, device)
+        self.state = DeviceState(max_num_seqs, -(-max_model_len // self.block_size), device)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step. Its sampled tokens stay on the device for the next step to use."""
         slots = self.state.assign(plan)
-        inputs = build_inputs(plan, self.block_size, self.device)
-        if inputs.unread:
-            sources = [slots[row] for row in inputs.unread_rows]
-            inputs.ids[inputs.unread] = self.state.last_token[sources]
-        hidden = self.model(inputs.ids, inputs.batch, self.kv_cache)  # [T, H]
-        prompt_logprobs = self._prompt_logprobs(plan, inputs, hidden)
-
-        rows = [index for index, row in enumerate(plan.rows) if row.sampling is not None]
-        if not rows:
-            empty = torch.empty(0, dtype=torch.int64, device=self.device)
-            return Launched(plan, empty, [], prompt_logprobs)
-        # Only each sequence's last token is scored: the head is the largest matrix of a small
-        # model, and over a whole prompt it would cost more than all layers together.
-        logits = self.model.logits(hidden[[inputs.last_rows[row] for row in rows]])  # [R, V]
-        samplings = [row.sampling for row in plan.rows if row.sampling is not None]
-        sampled = self.ops.sample(logits, SamplingBatch.from_rows(samplings, self.device))
-        self.state.last_token[[slots[row] for row in rows]] = sampled
-        # Before the logits' memory is used again. Raw logits, as in vLLM.
-        logprobs = _logprobs(logits, sampled, [sampling.logprobs for sampling in samplings])
-        return Launched(plan, sampled, logprobs, prompt_logprobs)
+        split = plan.num_decode
+        sampled: list[Sampled] = []
+        prompt_logprobs: dict[int, PendingLogprobs] = {}
+        if split > 0:
+            sampled.append(self._decode(plan.rows[:split], slots[:split]))
+        if split < len(plan.rows):
+            self._prefill(plan, slots, sampled, prompt_logprobs)
+        return Launched(plan, sampled, prompt_logprobs)
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for a step and read its results, in the order of its plan's rows."""
-        sampled = iter(launched.sampled.tolist())
-        logprobs = iter(launched.logprobs)
-        samples = [row.sampling is not None for row in launched.plan.rows]
-        return StepResult(
-            token_ids=[next(sampled) if sample else None for sample in samples],
-            logprobs=[next(logprobs) if sample else None for sample in samples],
-            prompt_logprobs=launched.prompt_logprobs,
+        count = len(launched.plan.rows)
+        result = StepResult([None] * count, [None] * count, [[] for _ in range(count)])
+        for part in launched.sampled:
+            logprobs = part.logprobs.read()
+            for i, (row, token) in enumerate(zip(part.rows, part.tokens.tolist(), strict=True)):
+                result.token_ids[row] = token
+                result.logprobs[row] = logprobs[i]
+        for row, pending in launched.prompt_logprobs.items():
+            result.prompt_logprobs[row] = [item for item in pending.read() if item is not None]
+        return result
+
+    def _decode(self, rows: Sequence[ScheduledRow], slots: Sequence[int]) -> Sampled:
+        """Launch the decode rows: one token each, out of the device state."""
+        self.state.prepare_decode(rows, slots)
+        tokens, logits = decode_step(
+            self.model,
+            self.ops,
+            self.state,
+            self.kv_cache,
+            torch.tensor(slots, device=self.device),
+            torch.tensor(
+                [row.block_table[row.start // self.block_size] for row in rows], device=self.device
+            ),
+            table_width=max(row.start for row in rows) // self.block_size + 1,
+            flags=self.state.flags(slots),
         )
+        counts = [row.sampling.logprobs if row.sampling else None for row in rows]
+        # Before the logits' memory is used again. Raw logits, as in vLLM.
+        return Sampled(list(range(len(rows))), tokens, start_logprobs(logits, tokens, counts))
+
+    def _prefill(
+        self,
+        plan: StepPlan,
+        slots: Sequence[int],
+        sampled: list[Sampled],
+        prompt_logprobs: dict[int, PendingLogprobs],
+    ) -> None:
+        """Launch the prefill rows: chunks of prompts; those that reach the end sample a token."""
+        first, rows = plan.num_decode, plan.rows[plan.num_decode :]
+        inputs = build_inputs(rows, self.block_size, self.device)
+        hidden = self.model(inputs.ids, inputs.batch, self.kv_cache)  # [T, H]
+        for index, row in enumerate(rows):
+            if row.prompt_logprobs is not None:
+                prompt_logprobs[first + index] = self._prompt_logprobs(row, index, inputs, hidden)
+        ends = [(i, row.sampling) for i, row in enumerate(rows) if row.sampling is not None]
+        if not ends:
+            return
+        # Only each sequence's last token is scored: the head is the largest matrix of a small
+        # model, and over a whole prompt it would cost more than all layers together.
+        logits = self.model.logits(hidden[[inputs.last_rows[i] for i, _ in ends]])  # [R, V]
+        samplings = [sampling for _, sampling in ends]
+        tokens = self.ops.sample(logits, SamplingBatch.from_rows(samplings, self.device))
+        self.state.last_token[[slots[first + i] for i, _ in ends]] = tokens
+        counts = [sampling.logprobs for sampling in samplings]
+        pending = start_logprobs(logits, tokens, counts)
+        sampled.append(Sampled([first + i for i, _ in ends], tokens, pending))
 
     def _prompt_logprobs(
-        self, plan: StepPlan, inputs: InputBatch, hidden: torch.Tensor
-    ) -> list[list[TokenLogprobs]]:
-        """Per row, the log-probabilities of the prompt tokens that follow this chunk's."""
-        results: list[list[TokenLogprobs]] = [[] for _ in plan.rows]
-        for index, row in enumerate(plan.rows):
-            asked = row.prompt_logprobs
-            if asked is None:
-                continue
-            first = inputs.last_rows[index] - row.num_tokens + 1
-            logits = self.model.logits(hidden[first : first + len(asked.targets)])
-            targets = torch.tensor(asked.targets, device=self.device)
-            found = _logprobs(logits, targets, [asked.count] * len(asked.targets))
-            results[index] = [item for item in found if item is not None]
-        return results
-
-
-def _logprobs(
-    logits: torch.Tensor, token_ids: torch.Tensor, counts: list[int | None]
-) -> list[TokenLogprobs | None]:
-    """Log-probabilities for the rows that ask for them. logits: [R, V], token_ids: [R]."""
-    found: list[TokenLogprobs | None] = [None] * len(counts)
-    asking = [row for row, count in enumerate(counts) if count is not None]
-    if not asking:
-        return found
-    most = min(max(counts[row] or 0 for row in asking), logits.shape[-1])
-    chosen_ids = token_ids[asking]
-    values, ids, chosen, rank = (
-        tensor.tolist() for tensor in top_logprobs(logits[asking], chosen_ids, most)
-    )
-    for i, row in enumerate(asking):
-        count = counts[row] or 0
-        found[row] = TokenLogprobs(
-            token_id=int(chosen_ids[i]),
-            logprob=chosen[i],
-            rank=rank[i],
-            top_ids=ids[i][:count],
-            top_logprobs=values[i][:count],
-        )
-    return found
+        self, row: ScheduledRow, index: int, inputs: InputBatch, hidden: torch.Tensor
+    ) -> PendingLogprobs:
+        """Log-probabilities of the prompt tokens that follow this chunk's."""
+        asked = row.prompt_logprobs
+        assert asked is not None
+        start = inputs.last_rows[index] - row.num_tokens + 1
+        logits = self.model.logits(hidden[start : start + len(asked.targets)])
+        targets = torch.tensor(asked.targets, device=self.device)
+        return start_logprobs(logits, targets, [asked.count] * len(asked.targets))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from itertools import islice
+from itertools import islice, takewhile
 
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.sequence import Sequence, Status
@@ -275,7 +275,7 @@ class Scheduler:
             seq.num_computed = 0
             # In front of all that never ran, but behind older ones that were preempted: those whose
             # steps are read together come here in the order of the rows, not of their preemption.
-            older = [s.epoch > 0 and s.seq_id < seq.seq_id for s in self.waiting]
-            self.waiting.insert([*older, False].index(False), seq)
+            older = takewhile(lambda s: s.epoch and s.seq_id < seq.seq_id, self.waiting)
+            self.waiting.insert(sum(1 for _ in older), seq)
         else:
             del self.sequences[seq.seq_id]

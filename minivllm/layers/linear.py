@@ -34,6 +34,8 @@ class Shard:
 
     def slice(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
         """This rank's share of a full tensor, along `dim`."""
+        if self.size == 1:
+            return tensor  # whatever its shape: the copy compares it
         size = self.part(tensor.shape[dim], "weight dimension")
         return tensor.narrow(dim, self.rank * size, size)
 

@@ -31,6 +31,12 @@ PACKED_MODULES = {
     "up_proj": ("gate_up_proj", "up"),
 }
 _CHECKPOINT_MODULE = {packed: name for name, packed in PACKED_MODULES.items()}
+# Last pieces of names that only quantised checkpoints have (GPTQ, AWQ, FP8, bitsandbytes, ...).
+QUANTISED = frozenset(
+    ("qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weight_packed")
+    + ("input_scale", "SCB", "absmax", "quant_map")
+)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
@@ -82,13 +88,9 @@ def fill_from_files(model: CausalLM, path: Path) -> None:
         if name == HEAD and model.lm_head is None:
             head = tensor
         elif name in wanted:
-            module, parameter, part = wanted[name]
-            try:
-                module.weight_loader(parameter, tensor, part)
-            except ValueError as error:
-                raise ValueError(f"{path}: tensor {name!r}: {error}") from None
+            _fill(path, name, tensor, *wanted[name])
             missing.discard(name)
-        elif name.endswith((".qweight", ".qzeros", ".scales", ".weight_scale", ".weight_packed")):
+        elif name.rpartition(".")[2] in QUANTISED:
             raise ValueError(f"{path}: tensor {name!r} is quantised; quantisation is not supported")
         elif not name.endswith(".rotary_emb.inv_freq"):  # recomputed from the config, always
             unexpected.append(name)
@@ -97,7 +99,21 @@ def fill_from_files(model: CausalLM, path: Path) -> None:
     if unexpected:
         logger.warning("%s: tensors not used: %s", path, _some(sorted(unexpected)))
     if head is not None:
-        _untie_if_different(model, head)
+        _untie_if_different(model, head, path)
+
+
+def _fill(
+    path: Path, name: str, tensor: torch.Tensor, module: Linear, parameter: nn.Parameter, part: str
+) -> None:
+    if tensor.dtype not in FLOATS:  # a copy would convert it, and drop the scales it lives by
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise ValueError(
+            f"{path}: tensor {name!r} is stored as {kind}; quantisation is not supported"
+        )
+    try:
+        module.weight_loader(parameter, tensor, part)
+    except ValueError as error:
+        raise ValueError(f"{path}: tensor {name!r}: {error}") from None
 
 
 def _wanted(model: CausalLM) -> dict[str, tuple[Linear, nn.Parameter, str]]:
@@ -113,7 +129,7 @@ def _wanted(model: CausalLM) -> dict[str, tuple[Linear, nn.Parameter, str]]:
     return wanted
 
 
-def _untie_if_different(model: CausalLM, head: torch.Tensor) -> None:
+def _untie_if_different(model: CausalLM, head: torch.Tensor, path: Path) -> None:
     """A tied checkpoint may still carry a head (case K60): a copy is dropped, a real one is used.
 
     The published config is wrong in that case, and the weights are what was trained.
@@ -129,7 +145,7 @@ def _untie_if_different(model: CausalLM, head: torch.Tensor) -> None:
     )
     with torch.device(embedding.device):
         linear = Linear(embedding.shape[1], embedding.shape[0], bias=False).to(embedding.dtype)
-    linear.weight_loader(linear.weight, head, "")
+    _fill(path, HEAD, head, linear, linear.weight, "")
     model.lm_head = linear
 
 
@@ -152,7 +168,10 @@ def weight_files(path: Path) -> list[Path]:
     """
     index = path / "model.safetensors.index.json"
     if index.exists():
-        names = sorted(set(read_json(index).get("weight_map", {}).values()))
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"{index} has no weight_map of tensor names to files")
+        names = sorted({str(name) for name in weight_map.values()})
         files = [path / name for name in names]
     elif (path / "model.safetensors").exists():
         files = [path / "model.safetensors"]

@@ -63,6 +63,13 @@ class SamplingBatch:
             any_filter=any(row.top_k > 0 or row.top_p < 1 or row.min_p > 0 for row in random),
         )
 
+    def update(self, rows: torch.Tensor, new: SamplingBatch) -> None:
+        """Write `new` over some rows, by index [R]; the flags are not kept here."""
+        for field in fields(self):
+            tensor = getattr(self, field.name)
+            if isinstance(tensor, torch.Tensor):
+                tensor[rows] = getattr(new, field.name)
+
     def select(self, rows: torch.Tensor) -> SamplingBatch:
         """The batch of some rows, by index [R]; the flags stay those of the whole."""
         entries = {field.name: getattr(self, field.name) for field in fields(self)}

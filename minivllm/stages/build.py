@@ -10,6 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
+
+from minivllm.config import ModelConfig
+from minivllm.engine.build import pick_device, pick_dtype
 from minivllm.hub import resolve_model
 from minivllm.ops.attention import attention
 from minivllm.ops.norms import rms_norm
@@ -20,6 +24,7 @@ from minivllm.stages.s1_naive import generate_naive
 from minivllm.stages.s2_kv import KVCache, generate_cached
 
 NAMES = ("s1_naive", "s2_kv", "engine")
+COMMON = ("rms_norm", "rope_table", "apply_rope", "attention", "DecoderLayer", "load_weights")
 REFERENCE: dict[str, Any] = {
     "rms_norm": rms_norm,
     "rope_table": rope_table,
@@ -31,23 +36,37 @@ REFERENCE: dict[str, Any] = {
     "generate_naive": generate_naive,
     "generate_cached": generate_cached,
 }
+# Stage -> the units that it runs on; the engine takes whatever `LLM(parts=...)` knows.
+USED = {
+    "s1_naive": (*COMMON, "generate_naive"),
+    "s2_kv": (*COMMON, "KVCache", "generate_cached"),
+}
 
 
 class Stage:
-    """A generation of the engine on a model.
+    """A generation of the engine on a model; prompts one after the other, greedy.
 
-    `generate(prompts, max_new, eos_ids)` takes lists of token ids and returns the greedy new ones.
+    mine: names of the units that are a student's. device, dtype: as in `LLM`.
     """
 
-    def __init__(self, name: str, path: Path, max_len: int, units: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        name: str,
+        path: Path,
+        max_len: int = 512,
+        mine: Mapping[str, Any] | None = None,
+        device: str = "auto",
+        dtype: str = "auto",
+        load_format: str = "auto",
+    ) -> None:
         self.name = name
-        self.units = SimpleNamespace(**{**REFERENCE, **units})
+        self.mine = tuple(mine or ())
+        self.units = SimpleNamespace(**{**REFERENCE, **(mine or {})})
         self.max_len = max_len
-        self.model = PlainModel(path, max_len, self.units)
-        self.cache: KVCache | None = None
-        if name == "s2_kv":
-            c = self.model.config
-            self.cache = self.units.KVCache(c.num_layers, max_len, c.num_kv_heads, c.head_dim)
+        place = pick_device(device)
+        kind = pick_dtype(dtype, ModelConfig.from_dir(path).dtype, place)
+        self.model = PlainModel(path, max_len, self.units, place, kind, load_format)
+        self.cache = self.model.new_cache(max_len) if name == "s2_kv" else None
 
     def generate(
         self,
@@ -55,8 +74,8 @@ class Stage:
         max_new: int | Sequence[int],
         eos_ids: Sequence[int] = (),
     ) -> list[list[int]]:
-        """New token ids of each prompt, one prompt after the other."""
-        counts = [max_new] * len(prompts) if isinstance(max_new, int) else list(max_new)
+        """New token ids of each prompt (token ids), at most `max_new`, the ending one included."""
+        counts = _counts(prompts, max_new)
         run: Callable[..., list[int]] = self._cached if self.cache is not None else self._naive
         return [run(ids, count, eos_ids) for ids, count in zip(prompts, counts, strict=True)]
 
@@ -67,10 +86,19 @@ class Stage:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the tensors that hold keys and values."""
-        if self.cache is None:
-            return 0
-        return sum(tensor.untyped_storage().nbytes() for tensor in (self.cache.k, self.cache.v))
+        """Bytes of the tensors that are kept for keys and values: what is reserved."""
+        # By storage, each once: a view's own size is what is used.
+        storages = [view.untyped_storage() for view in self._kv_views()]
+        return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+
+    @property
+    def kv_bytes_used(self) -> int:
+        """Bytes of the keys and values that are stored now."""
+        return sum(view.numel() * view.element_size() for view in self._kv_views())
+
+    def _kv_views(self) -> list[torch.Tensor]:
+        cache = self.cache
+        return [] if cache is None else [v for i in range(len(cache.lengths)) for v in cache.view(i)]
 
     def _naive(self, ids: list[int], count: int, eos_ids: Sequence[int]) -> list[int]:
         return self.units.generate_naive(self.model, ids, count, eos_ids)
@@ -80,14 +108,18 @@ class Stage:
 
 
 class EngineStage:
-    """The real engine behind the same interface."""
+    """The real engine behind the same interface; `llm` is the engine itself."""
 
     name = "engine"
 
-    def __init__(self, model: str, max_len: int, parts: Mapping[str, Any], **options: Any) -> None:
+    def __init__(
+        self, model: str, max_len: int = 512, mine: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
         from minivllm.llm import LLM
 
-        self.llm = LLM(model, max_model_len=max_len, parts=dict(parts) or None, **options)
+        self.mine = tuple(mine or ())
+        self.max_len = max_len
+        self.llm = LLM(model, max_model_len=max_len, parts=dict(mine or {}) or None, **options)
 
     def generate(
         self,
@@ -95,15 +127,14 @@ class EngineStage:
         max_new: int | Sequence[int],
         eos_ids: Sequence[int] = (),
     ) -> list[list[int]]:
-        """New token ids of each prompt, all prompts in one batch."""
+        """New token ids of each prompt (token ids), all prompts in one batch, greedy."""
         from minivllm.sampling_params import SamplingParams
 
-        counts = [max_new] * len(prompts) if isinstance(max_new, int) else list(max_new)
         params = [
             SamplingParams(
                 temperature=0, max_tokens=count, ignore_eos=True, stop_token_ids=list(eos_ids)
             )
-            for count in counts
+            for count in _counts(prompts, max_new)
         ]
         outputs = self.llm.generate(list(prompts), params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
@@ -115,7 +146,7 @@ class EngineStage:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of the tensor that holds keys and values."""
+        """Bytes of the tensor that holds keys and values: what is reserved."""
         return self.llm.stats.kv_bytes
 
 
@@ -130,22 +161,35 @@ def build(
 ) -> Stage | EngineStage:
     """A stage on a model: "s1_naive", "s2_kv" or "engine".
 
-    use: "reference", or "mine" for the solved units of the exercises folder, the reference's for
-    the rest. The first stages run on the CPU. ValueError for an unknown name.
+    use: "reference", or "mine" for the units of the exercises folder that pass their tests, the
+    reference's for the rest; a printed line says which are which. max_len: the longest sequence,
+    prompt and new tokens. options: dtype and load_format, for the engine all of `LLM`'s.
+    ValueError for an unknown name.
     """
     if name not in NAMES:
         raise ValueError(f"stage {name!r} is unknown; one of {', '.join(NAMES)}")
     if use not in ("reference", "mine"):
         raise ValueError(f"use={use!r} is unknown; one of reference, mine")
-    mine: Mapping[str, Any] = {}
-    if use == "mine":
-        from minivllm.course.stage_units import solved_units
-
-        mine = solved_units()
+    mine = _my_units(name) if use == "mine" else {}
     if name == "engine":
-        from minivllm.ops.table import ENGINE_PARTS, UNITS
+        return EngineStage(model, max_len, mine, device=device, **options)
+    return Stage(name, resolve_model(model), max_len, mine, device, **options)
 
-        parts = {key: unit for key, unit in mine.items() if key in (*UNITS, *ENGINE_PARTS)}
-        return EngineStage(model, max_len, parts, device=device, **options)
-    units = {key: unit for key, unit in mine.items() if key in REFERENCE}
-    return Stage(name, resolve_model(model), max_len, units)
+
+def _my_units(name: str) -> dict[str, Any]:
+    """The student's solved units that this stage runs on. Says which they are."""
+    from minivllm.course.stage_units import solved_units
+    from minivllm.ops.table import ENGINE_PARTS, UNITS
+
+    used = USED.get(name, (*UNITS, *ENGINE_PARTS))
+    mine = {key: unit for key, unit in solved_units().items() if key in used}
+    if not mine:
+        print(f"{name}: no unit of yours passes its tests yet, so all of it is the reference's")
+    else:
+        rest = "" if len(mine) == len(used) else "; the rest is the reference's"
+        print(f"{name} runs on your {', '.join(mine)}{rest}")
+    return mine
+
+
+def _counts(prompts: Sequence[list[int]], max_new: int | Sequence[int]) -> list[int]:
+    return [max_new] * len(prompts) if isinstance(max_new, int) else list(max_new)

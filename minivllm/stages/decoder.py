@@ -1,13 +1,13 @@
 """A decoder without an engine: one sequence, plain weights, units passed in.
 
-Owns the layer that students write and the loader that fills it. Never pages, batches or fuses; the
-engine's decoder (`models/decoder.py`) is tied to this one by a test of their logits. Lesson 05.
+Owns the layer that students write and the loader that fills it. Never pages, batches or caches:
+where keys and values come from is the business of the `attend` that is passed in. The engine's
+decoder (`models/decoder.py`) is tied to this one by a test of their logits. Lesson 05.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from types import SimpleNamespace
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -33,76 +33,82 @@ def part_sizes(config: ModelConfig) -> dict[str, list[int]]:
     }
 
 
-def load_weights(
-    weights: dict[str, torch.Tensor],
-    tensors: Iterable[tuple[str, torch.Tensor]],
-    sizes: dict[str, list[int]],
-) -> set[str]:
-    """Copy checkpoint tensors into `weights`; returns the names that found no place.
-
-    weights: name -> allocated tensor, with packed modules ("model.layers.0.self_attn.qkv_proj
-    .weight"); tensors: (name, tensor) as published, q, k, v, gate and up apart; sizes: packed
-    module -> rows of its parts.
-    """
-    unused: set[str] = set()
-    for name, tensor in tensors:
-        prefix, module, kind = name.rsplit(".", 2) if name.count(".") > 1 else ("", name, "")
-        packed, part = PACKED.get(module, (None, 0))
-        if packed is None:
-            target = weights.get(name)
-        else:
-            target = weights.get(f"{prefix}.{packed}.{kind}")
-            if target is not None:  # the part's rows of the packed matrix
-                start = sum(sizes[packed][:part])
-                target = target[start : start + sizes[packed][part]]
-        if target is None:
-            unused.add(name)
-        else:
-            target.copy_(tensor)
-    return unused
-
-
 class DecoderLayer:
-    """One layer. `ops` brings the units of earlier chapters: rms_norm, apply_rope, attention."""
+    """One layer of the model.
+
+    w: name -> tensor, without the layer's prefix: "input_layernorm.weight" [H],
+    "self_attn.qkv_proj.weight" [Hq*D + 2*Hkv*D, H], "self_attn.q_norm.weight" [D] (Qwen3 only), ...
+    """
 
     def __init__(self, config: ModelConfig, index: int, weights: dict[str, torch.Tensor]) -> None:
         self.config = config
         self.index = index
+        # The dot keeps layer 1 from taking the tensors of layer 10.
         prefix = f"model.layers.{index}."
         self.w = {
-            name.removeprefix(prefix).removesuffix(".weight"): tensor
+            name.removeprefix(prefix): tensor
             for name, tensor in weights.items()
             if name.startswith(prefix)
         }
+
+    def linear(self, name: str, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in] -> [T, out]: the product with `name`.weight, plus its bias where it has one."""
+        return F.linear(x, self.w[f"{name}.weight"], self.w.get(f"{name}.bias"))
 
     def forward(
         self,
         x: torch.Tensor,
         positions: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
-        ops: SimpleNamespace,
-        cache: Any = None,
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
     ) -> torch.Tensor:
-        """x: [T, H] at `positions` [T]; rope: (cos, sin) [P, D/2] -> [T, H].
+        """The residual stream x [T, H] at `positions` [T], after this layer: [T, H].
 
-        With a cache, its earlier keys and values come before this call's.
+        rope: (cos, sin); ops: rms_norm and apply_rope; attend(index, q, k, v) -> [T, Hq, D] reads
+        and, in later stages, stores keys and values.
         """
         c, w = self.config, self.w
-        h = ops.rms_norm(x, w["input_layernorm"], c.rms_norm_eps)
-        qkv = F.linear(h, w["self_attn.qkv_proj"], w.get("self_attn.qkv_proj.bias"))
+        h = ops.rms_norm(x, w["input_layernorm.weight"], c.rms_norm_eps)
+        qkv = self.linear("self_attn.qkv_proj", h)
         q, k, v = qkv.split([c.q_size, c.kv_size, c.kv_size], dim=-1)
-        q = q.view(-1, c.num_heads, c.head_dim)  # [T, Hq, D]
-        k = k.view(-1, c.num_kv_heads, c.head_dim)
-        v = v.view(-1, c.num_kv_heads, c.head_dim)
+        q = q.unflatten(-1, (c.num_heads, c.head_dim))  # [T, Hq, D]
+        k = k.unflatten(-1, (c.num_kv_heads, c.head_dim))  # [T, Hkv, D]
+        v = v.unflatten(-1, (c.num_kv_heads, c.head_dim))
         if c.qk_norm:  # Qwen3: each head is normalised before it is rotated
-            q = ops.rms_norm(q, w["self_attn.q_norm"], c.rms_norm_eps)
-            k = ops.rms_norm(k, w["self_attn.k_norm"], c.rms_norm_eps)
+            q = ops.rms_norm(q, w["self_attn.q_norm.weight"], c.rms_norm_eps)
+            k = ops.rms_norm(k, w["self_attn.k_norm.weight"], c.rms_norm_eps)
         q, k = ops.apply_rope(q, positions, *rope), ops.apply_rope(k, positions, *rope)
-        if cache is not None:  # rotated keys are kept: a position never changes
-            cache.append(self.index, k, v)
-            k, v = cache.view(self.index)
-        attended = ops.attention(q, k, v, c.head_dim**-0.5, k.shape[0] - q.shape[0])
-        x = x + F.linear(attended.flatten(1), w["self_attn.o_proj"], w.get("self_attn.o_proj.bias"))
-        h = ops.rms_norm(x, w["post_attention_layernorm"], c.rms_norm_eps)
-        gate, up = F.linear(h, w["mlp.gate_up_proj"]).chunk(2, dim=-1)
-        return x + F.linear(F.silu(gate) * up, w["mlp.down_proj"])
+        attended = attend(self.index, q, k, v)
+        # Each half adds to the plain stream: what is normalised is only what the half reads.
+        x = x + self.linear("self_attn.o_proj", attended.flatten(1))
+        h = ops.rms_norm(x, w["post_attention_layernorm.weight"], c.rms_norm_eps)
+        gate, up = self.linear("mlp.gate_up_proj", h).chunk(2, dim=-1)
+        return x + self.linear("mlp.down_proj", F.silu(gate) * up)
+
+
+def load_weights(
+    weights: dict[str, torch.Tensor],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    sizes: dict[str, list[int]],
+) -> set[str]:
+    """Copy checkpoint tensors to their places; returns the names that have none.
+
+    weights: name -> allocated tensor, q, k, v and gate, up packed; tensors: (name, tensor) as
+    published, apart; sizes: packed module -> rows of each of its parts.
+    """
+    unused: set[str] = set()
+    for name, tensor in tensors:
+        # Split at dots and compared whole: "up_proj" is also how "gate_up_proj" ends.
+        stem, _, kind = name.rpartition(".")  # "model.layers.0.mlp.up_proj", "weight"
+        prefix, dot, module = stem.rpartition(".")
+        packed, part = PACKED.get(module, (module, None))
+        target = weights.get(f"{prefix}{dot}{packed}.{kind}")
+        if target is None:
+            unused.add(name)  # the caller judges: a tied model's head is fine, a lost layer is not
+            continue
+        if part is not None:
+            start = sum(sizes[packed][:part])
+            target = target[start : start + sizes[packed][part]]
+        target.copy_(tensor)  # in place: the layers hold these very tensors
+    return unused

@@ -21,10 +21,12 @@ class KVCache:
         num_kv_heads: int,
         head_dim: int,
         dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> None:
         self.max_len = max_len
-        self.k = torch.empty(num_layers, max_len, num_kv_heads, head_dim, dtype=dtype)
-        self.v = torch.empty_like(self.k)
+        shape = (num_layers, max_len, num_kv_heads, head_dim)
+        self.k = torch.empty(shape, dtype=dtype, device=device)
+        self.v = torch.empty(shape, dtype=dtype, device=device)
         self.lengths = [0] * num_layers  # tokens stored; a layer is ahead of the next within a step
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:

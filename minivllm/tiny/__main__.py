@@ -14,7 +14,9 @@ from pathlib import Path
 def _generate(args: argparse.Namespace) -> None:
     from minivllm.tiny.generate import generate_stories
 
-    counts = generate_stories(args.out, args.count, args.model, args.seed, args.batch, args.temperature)
+    counts = generate_stories(
+        args.out, args.count, args.model, args.seed, args.batch, args.temperature
+    )
     print(json.dumps(counts, indent=1))
 
 
@@ -70,23 +72,35 @@ def _export(args: argparse.Namespace) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all five steps."""
-    parser = argparse.ArgumentParser(prog="python -m minivllm.tiny", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m minivllm.tiny", description=__doc__.split("\n")[0]
+    )
     steps = parser.add_subparsers(dest="step", required=True)
 
-    step = steps.add_parser("generate", help="let SmolLM2 write stories from the plot grammar, filtered")
+    step = steps.add_parser(
+        "generate", help="let SmolLM2 write stories from the plot grammar, filtered"
+    )
     step.add_argument("--out", required=True, help="the .jsonl file to append to")
-    step.add_argument("--count", type=int, default=20, help="requests to make (a CPU writes about one in 5 s)")
+    step.add_argument(
+        "--count", type=int, default=20, help="requests to make (a CPU writes about one in 5 s)"
+    )
     step.add_argument("--model", default="smollm2", help="teacher: a name or a directory")
     step.add_argument("--seed", type=int, default=1)
-    step.add_argument("--batch", type=int, default=16, help="requests given to the engine at a time")
+    step.add_argument(
+        "--batch", type=int, default=16, help="requests given to the engine at a time"
+    )
     step.add_argument("--temperature", type=float, default=0.7)
     step.set_defaults(run=_generate)
 
     step = steps.add_parser("tokenizer", help="train the tokenizer and encode all data with it")
-    step.add_argument("--stories", required=True, help="directory with the generated .jsonl(.xz) parts")
+    step.add_argument(
+        "--stories", required=True, help="directory with the generated .jsonl(.xz) parts"
+    )
     step.add_argument("--out", required=True, help="directory for tokenizer.json and streams.npz")
     step.add_argument("--vocab", type=int, default=2048)
-    step.add_argument("--told", type=int, default=40000, help="stories told directly by the grammar")
+    step.add_argument(
+        "--told", type=int, default=40000, help="stories told directly by the grammar"
+    )
     step.add_argument("--passes", type=int, default=12, help="encoded passes over all answers")
     step.add_argument("--seed", type=int, default=2)
     step.set_defaults(run=_tokenizer)
@@ -103,7 +117,9 @@ def build_parser() -> argparse.ArgumentParser:
     step.add_argument("--lr", type=float, default=3e-3)
     step.add_argument("--tokens-per-step", type=int, default=32768)
     step.add_argument("--max-steps", type=int, default=0, help="0: as the plan says")
-    step.add_argument("--stop-at", type=int, default=0, help="leave a checkpoint at this step and end")
+    step.add_argument(
+        "--stop-at", type=int, default=0, help="leave a checkpoint at this step and end"
+    )
     step.add_argument("--eval-every", type=int, default=100)
     step.set_defaults(run=_train)
 

@@ -65,15 +65,29 @@ def normalise(question: str) -> str:
     return re.sub(r"[^a-z0-9+ -]", "", question.lower()).strip()
 
 
-def vary(question: str, rng: random.Random) -> str:
-    """A child's way to type: now and then a prefix, no question mark, all lower case."""
+def vary(question: str, rng: random.Random, banned: frozenset[str] = frozenset()) -> str:
+    """A child's way to type: a prefix, "which" for "what", a lost word or mark, all lower case.
+
+    Never one of the `banned` wordings (normalised), which are kept for the evaluation.
+    """
+    varied = question
+    if rng.random() < 0.15:
+        varied = re.sub(r"^(Which|What)(?= \w+ (?:do|does|is|can)\b)", _other_word, varied)
+    if rng.random() < 0.07:
+        # A lost article or helper verb teaches to look at the words that matter.
+        varied = re.sub(r" (?:a|an|the|do|does|is)(?= )", "", varied, count=1)
     if rng.random() < 0.3:
         prefix = rng.choice(PREFIXES)
-        lower = not question.startswith(("I ", "It ")) and prefix.endswith(", ")
-        question = prefix + (question[0].lower() + question[1:] if lower else question)
+        lower = not varied.startswith(("I ", "It ")) and prefix.endswith(", ")
+        varied = prefix + (varied[0].lower() + varied[1:] if lower else varied)
     if rng.random() < 0.12:
-        question = question.rstrip("?.!")
-    return question.lower() if rng.random() < 0.12 else question
+        varied = varied.rstrip("?.!")
+    varied = varied.lower() if rng.random() < 0.12 else varied
+    return question if normalise(varied) in banned else varied
+
+
+def _other_word(match: re.Match) -> str:
+    return "What" if match[0] == "Which" else "Which"
 
 
 def system_message(lines: Sequence[str], rng: random.Random) -> str:
@@ -119,13 +133,14 @@ class Encoder:
 def answer_chats(entries: Sequence[dict], passes: int, seed: int) -> Iterator[list[Turn]]:
     """Every wording of every question `passes` times, one in four inside a longer conversation."""
     rng = random.Random(seed)
+    banned = frozenset(normalise(entry["question"]) for entry in read_jsonl(EVAL_FILE))
     singles = [(q, e["answer"]) for e in entries for q in [e["question"], *e["variants"]]]
     for _ in range(passes):
         rng.shuffle(singles)
         i = 0
         while i < len(singles):
             turns = 1 if rng.random() < 0.75 else rng.randrange(2, 5)
-            yield [(vary(q, rng), a) for q, a in singles[i : i + turns]]
+            yield [(vary(q, rng, banned), a) for q, a in singles[i : i + turns]]
             i += turns
 
 
@@ -195,7 +210,9 @@ def load_streams(path: str | Path) -> dict[str, list[np.ndarray]]:
     """The inverse of `save_streams`."""
     with np.load(path) as file:
         return {
-            key[:-4]: np.split(file[key], np.cumsum(file[key[:-4] + ".lengths"].astype(np.int64))[:-1])
+            key[:-4]: np.split(
+                file[key], np.cumsum(file[key[:-4] + ".lengths"].astype(np.int64))[:-1]
+            )
             for key in file.files
             if key.endswith(".ids")
         }

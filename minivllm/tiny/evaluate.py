@@ -39,10 +39,14 @@ class Judge:
     def __init__(self, model: str | Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(model)
         self.model = Qwen3ForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
-        self.ends = [self.tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_end|>")]
+        self.ends = [
+            self.tokenizer.convert_tokens_to_ids(t) for t in ("<|endoftext|>", "<|im_end|>")
+        ]
 
     @torch.inference_mode()
-    def generate(self, prompt: str, temperature: float = 0.0, seed: int = 0) -> tuple[str, bool, list[float]]:
+    def generate(
+        self, prompt: str, temperature: float = 0.0, seed: int = 0
+    ) -> tuple[str, bool, list[float]]:
         """(text, ended by itself, top-2 logit margins); greedy at temperature 0.
 
         The margin of a step is the best raw logit minus the second best.
@@ -71,7 +75,9 @@ class Judge:
         """The greedy answer to one question, with or without a system message."""
         messages = [{"role": "system", "content": system}] if system else []
         messages.append({"role": "user", "content": question})
-        prompt = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        prompt = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
         return self.generate(prompt)
 
     @torch.inference_mode()
@@ -103,7 +109,12 @@ def ask(judge: Judge, entries: Sequence[dict], system: str | None = None) -> dic
     for entry in tqdm(entries, desc="questions", mininterval=5.0):
         text, ended, _ = judge.chat(entry["question"], system)
         rows.append(
-            {"question": entry["question"], "answer": text, "right": accepted(text, entry), "ended": ended}
+            {
+                "question": entry["question"],
+                "answer": text,
+                "right": accepted(text, entry),
+                "ended": ended,
+            }
         )
     return {
         "asked": len(rows),
@@ -126,7 +137,9 @@ def sample(judge: Judge, count: int, temperature: float, seed: int) -> dict:
         "count": count,
         "ended": sum(row["ended"] for row in rows),
         "words": sum(len(filters.words(t)) for t in texts) / count,
-        "distinct": {n: round(sum(filters.distinct_ngrams(t, n) for t in texts) / count, 3) for n in (2, 4)},
+        "distinct": {
+            n: round(sum(filters.distinct_ngrams(t, n) for t in texts) / count, 3) for n in (2, 4)
+        },
         "texts": rows,
     }
 
@@ -135,7 +148,9 @@ def margins(judge: Judge) -> dict:
     """Top-2 logit margins over all greedy steps from six prompts: how safe greedy tests are."""
     values = [m for prompt in MARGIN_PROMPTS for m in judge.generate(prompt)[2]]
     low = np.quantile(values, [0.0, 0.01, 0.1, 0.5])
-    return dict(zip(("min", "p01", "p10", "median"), (round(float(x), 4) for x in low), strict=True))
+    return dict(
+        zip(("min", "p01", "p10", "median"), (round(float(x), 4) for x in low), strict=True)
+    )
 
 
 def baselines(streams: dict[str, list[np.ndarray]], vocab_size: int) -> dict:
@@ -143,7 +158,9 @@ def baselines(streams: dict[str, list[np.ndarray]], vocab_size: int) -> dict:
     train = [(d & data.IDS).tolist() for d in streams["complete_raw"]]
     held = [(d & data.IDS).tolist() for d in streams["held_complete_raw"]]
     names = {"unigram": 1, "trigram": 3}
-    return {name: round(NGram(train, n, vocab_size).perplexity(held), 2) for name, n in names.items()}
+    return {
+        name: round(NGram(train, n, vocab_size).perplexity(held), 2) for name, n in names.items()
+    }
 
 
 def long_system_prompt(lines: int = 25) -> str:
@@ -168,7 +185,9 @@ def copied(texts: Sequence[str], streams: dict[str, list[np.ndarray]], tokenizer
     }
 
 
-def evaluate(model: str | Path, streams_file: str | None, count: int, temperature: float, seed: int) -> dict:
+def evaluate(
+    model: str | Path, streams_file: str | None, count: int, temperature: float, seed: int
+) -> dict:
     """The whole report. Perplexities and copies need the streams file; the rest only the model."""
     judge = Judge(model)
     questions = data.read_jsonl(data.EVAL_FILE)

@@ -39,7 +39,13 @@ OPENINGS = (
 )
 # The first opening is by far the commonest: the course's example prompt is its first four words.
 OPENING_WEIGHTS = (12, 3, 2, 1, 1, 1)
-HOMES = ["small house", "little village", "house by the lake", "house near the forest", "big old house"]
+HOMES = [
+    "small house",
+    "little village",
+    "house by the lake",
+    "house near the forest",
+    "big old house",
+]
 REQUESTS = (
     "Tell me a story about {a:kind} named {hero} {about}.",
     "Write a short story about {a:kind} named {hero} {about}.",
@@ -59,7 +65,19 @@ CLOSINGS = (
     "And so they were all happy.",
 )
 SLOT = re.compile(r"\{(a:)?(\w+)\}")
-COMMON_SLOTS = {"hero", "he", "him", "his", "He", "His", "friend", "helper", "animal", "color", "place"}
+COMMON_SLOTS = {
+    "hero",
+    "he",
+    "him",
+    "his",
+    "He",
+    "His",
+    "friend",
+    "helper",
+    "animal",
+    "color",
+    "place",
+}
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,14 @@ PLANS: dict[str, tuple[Phase, ...]] = {
         ),
         Phase(
             1.5,
-            {"complete_raw": 0.7, "good_raw": 0.6, "good_chat": 0.4, "told_raw": 1.0, "told_chat": 0.8, "answers": 1.2},
+            {
+                "complete_raw": 0.7,
+                "good_raw": 0.6,
+                "good_chat": 0.4,
+                "told_raw": 1.0,
+                "told_chat": 0.8,
+                "answers": 1.2,
+            },
         ),
     ),
     "tiny": (Phase(1.0, {"told_raw": 0.01, "answers": 0.01}),),
@@ -105,7 +112,9 @@ def epoch_batches(
     missing = sorted(set(weights) - set(streams))
     if missing:
         raise ValueError(f"the data has no stream {missing[0]!r}, only {sorted(streams)}")
-    documents = [d for name in sorted(weights) for d in repeat(streams[name], weights[name] * share, rng)]
+    documents = [
+        d for name in sorted(weights) for d in repeat(streams[name], weights[name] * share, rng)
+    ]
     order = rng.permutation(len(documents))
     batches, start = [], 0
     for length, part in ROW_SHARES.items():

@@ -93,7 +93,11 @@ def learning_rate(step: int, total: int, training: Training) -> float:
 def batch_loss(model: torch.nn.Module, batch: np.ndarray, device: str) -> torch.Tensor:
     """Mean cross-entropy in nats over the tokens that carry a loss."""
     inputs, targets = (torch.from_numpy(x).to(device) for x in inputs_and_targets(batch))
-    autocast = torch.autocast(device, dtype=torch.bfloat16) if device == "cuda" else contextlib.nullcontext()
+    autocast = (
+        torch.autocast(device, dtype=torch.bfloat16)
+        if device == "cuda"
+        else contextlib.nullcontext()
+    )
     with autocast:
         logits = model(input_ids=inputs, use_cache=False).logits
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
@@ -114,7 +118,9 @@ def held_out_loss(model: torch.nn.Module, documents: Sequence[np.ndarray], devic
     return total / max(1, count)
 
 
-def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, curve: list) -> None:
+def save_checkpoint(
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, curve: list
+) -> None:
     """Everything a resumed run needs, written beside and then moved, so a crash leaves the old one."""
     state = {
         "model": model.state_dict(),
@@ -128,7 +134,9 @@ def save_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     path.with_suffix(".tmp").replace(path)
 
 
-def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: str) -> tuple[int, list]:
+def load_checkpoint(
+    path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, device: str
+) -> tuple[int, list]:
     """Restore a run; returns the next step and the curve so far."""
     state = torch.load(path, map_location=device, weights_only=True)
     model.load_state_dict(state["model"])
@@ -139,7 +147,9 @@ def load_checkpoint(path: Path, model: torch.nn.Module, optimizer: torch.optim.O
     return state["step"], state["curve"]
 
 
-def train(data: str | Path, out: str | Path, shape: Shape, training: Training, stop_at: int = 0) -> dict:
+def train(
+    data: str | Path, out: str | Path, shape: Shape, training: Training, stop_at: int = 0
+) -> dict:
     """Train and write `out`: checkpoint.pt, curve.json, curve.png, model.safetensors, config.json.
 
     A checkpoint in `out` is resumed. `stop_at` ends the run early at that step (as an interruption
@@ -171,7 +181,11 @@ def train(data: str | Path, out: str | Path, shape: Shape, training: Training, s
         if step % training.eval_every == 0 or step == len(batches):
             # .item() waits for the GPU, so the loss is read only here.
             point = {"step": step, "train": loss.item()}
-            point |= {n[5:]: held_out_loss(model, d, device) for n, d in streams.items() if n.startswith("held_")}
+            point |= {
+                n[5:]: held_out_loss(model, d, device)
+                for n, d in streams.items()
+                if n.startswith("held_")
+            }
             curve.append(point)
             bar.set_postfix({"loss": f"{point['train']:.3f}"})
         if step % training.save_every == 0 or step == last:
@@ -194,8 +208,8 @@ def train(data: str | Path, out: str | Path, shape: Shape, training: Training, s
 
 def write_results(out: Path, model: Qwen3ForCausalLM, curve: list[dict], summary: dict) -> None:
     """The bf16 weights and config, the curve as numbers and as a picture, the summary."""
-    rounded = {name: value.detach().to(torch.bfloat16) for name, value in model.state_dict().items()}
-    model.save_pretrained(out / "model", state_dict=rounded)
+    # Casting the model keeps the tied head a single tensor in the file; a cast state dict does not.
+    model.to(torch.bfloat16).save_pretrained(out / "model")
     (out / "curve.json").write_text(json.dumps(curve, indent=1))
     (out / "summary.json").write_text(json.dumps(summary, indent=1))
     if curve:
@@ -211,7 +225,9 @@ def plot_curve(curve: list[dict], path: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(7, 4))
     for name in (key for key in curve[0] if key != "step"):
-        axes.plot([p["step"] for p in curve], [p[name] for p in curve], label=name.replace("_", " "))
+        axes.plot(
+            [p["step"] for p in curve], [p[name] for p in curve], label=name.replace("_", " ")
+        )
     axes.set_xlabel("step")
     axes.set_ylabel("loss (nats a token)")
     axes.set_ylim(0, 4)

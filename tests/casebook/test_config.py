@@ -13,7 +13,7 @@ import torch
 from casebook_tools import G, ids, make_llm, record_logits, run
 from minivllm import SamplingParams
 from minivllm.config import ModelConfig
-from tiny_models import assert_greedy
+from tiny_models import FAMILIES, assert_greedy
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -45,18 +45,23 @@ def check_logits(path: Path, reference: Any, tolerance: float = 1e-3, **options:
         assert_greedy(reference, prompts, ids(run(llm, prompts, G(6))))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3", "qwen2", "mistral"])
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "default"},
-        {"rope_type": "default", "rope_theta": 1e6},
-        {"rope_type": "linear", "factor": 4.0},
-        LLAMA3,
-        {**LLAMA3, "rope_theta": 500000.0},
-        YARN,
+SCALINGS = [
+    # The table does not depend on the family: llama stands for all where nothing else does.
+    *[
+        ("llama", rope)
+        for rope in (
+            {"rope_type": "default"},
+            {"rope_type": "default", "rope_theta": 1e6},
+            {"rope_type": "linear", "factor": 4.0},
+            {**LLAMA3, "rope_theta": 500000.0},
+        )
     ],
-    ids=lambda r: "-".join(str(v) for v in list(r.values())[:2]),
+    *[(family, rope) for family in FAMILIES for rope in (LLAMA3, YARN)],
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "rope"), SCALINGS, ids=[f"{f}-{'-'.join(map(str, r.values()))}"[:40] for f, r in SCALINGS]
 )
 def test_k18_scaled_rope_equals_transformers(
     tiny_model: Callable[..., Path],
@@ -64,8 +69,6 @@ def test_k18_scaled_rope_equals_transformers(
     family: str,
     rope: dict[str, Any],
 ) -> None:
-    if family != "llama" and rope["rope_type"] in ("linear", "default"):
-        pytest.skip("covered by llama: the table does not depend on the family")
     path = tiny_model(family, rope_parameters={"rope_theta": 10000.0, **rope}, **LONG)
     check_logits(path, reference(path))
 
@@ -169,8 +172,14 @@ def test_k18_k26_fields_that_change_the_maths_are_refused_by_name(
         make_llm(copy_model(tiny_model(), **change))
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "mistral", "qwen2"])
-@pytest.mark.parametrize("head_dim", [16, 32, 8, ..., None, 0])
+HEAD_DIMS: list[tuple[str, Any]] = [
+    *[(family, value) for family in FAMILIES for value in (16, ..., None, 0)],
+    # transformers' Qwen2 always has hidden / heads.
+    *[(family, value) for family in FAMILIES if family != "qwen2" for value in (8, 32)],
+]
+
+
+@pytest.mark.parametrize(("family", "head_dim"), HEAD_DIMS, ids=str)
 def test_k22_one_rule_for_head_dim(
     tiny_model: Callable[..., Path],
     reference: Callable[..., Any],
@@ -178,8 +187,6 @@ def test_k22_one_rule_for_head_dim(
     family: str,
     head_dim: Any,
 ) -> None:
-    if family == "qwen2" and head_dim in (8, 32):
-        pytest.skip("transformers' Qwen2 always has hidden / heads")
     real = 16 if head_dim in (..., None, 0) else head_dim
     made = tiny_model(family, **({} if family == "qwen2" else {"head_dim": real}))
     path = copy_model(made, head_dim=head_dim)

@@ -1,0 +1,48 @@
+"""Log-probabilities of a launch, computed on the device and read later.
+
+Owns the pairing of asking rows with their numbers. Never waits before `read`: at depth 1 a launch
+must not stop the host. Lesson 01.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from minivllm.engine.step_plan import TokenLogprobs
+from minivllm.ops.logprobs import top_logprobs
+
+
+@dataclass(frozen=True, slots=True)
+class PendingLogprobs:
+    """Numbers of the asking rows, still on the device."""
+
+    counts: list[int | None]  # per row of the launch; None where it does not ask
+    token_ids: torch.Tensor | None = None  # [A], A asking rows
+    found: tuple[torch.Tensor, ...] = ()  # values [A, k], ids [A, k], chosen [A], rank [A]
+
+    def read(self) -> list[TokenLogprobs | None]:
+        """Wait, and give each row its own count of entries."""
+        results: list[TokenLogprobs | None] = [None] * len(self.counts)
+        if self.token_ids is None:
+            return results
+        asking = [row for row, count in enumerate(self.counts) if count is not None]
+        columns = (self.token_ids.tolist(), *(tensor.tolist() for tensor in self.found))
+        for row, token, values, ids, chosen, rank in zip(asking, *columns, strict=True):
+            count = self.counts[row]
+            results[row] = TokenLogprobs(token, chosen, rank, ids[:count], values[:count])
+        return results
+
+
+def start_logprobs(
+    logits: torch.Tensor, token_ids: torch.Tensor, counts: Sequence[int | None]
+) -> PendingLogprobs:
+    """Queue the work for the rows that ask. logits: [R, V], token_ids: [R]."""
+    asking = [row for row, count in enumerate(counts) if count is not None]
+    if not asking:
+        return PendingLogprobs(list(counts))
+    most = min(max(counts[row] or 0 for row in asking), logits.shape[-1])
+    chosen = token_ids[asking]
+    return PendingLogprobs(list(counts), chosen, top_logprobs(logits[asking], chosen, most))

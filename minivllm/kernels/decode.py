@@ -1,0 +1,202 @@
+"""Paged decode attention in Triton: one new token a row, the context cut into splits.
+
+Owns the kernel of `ops.attention.paged_decode` and the one that combines the splits. All query
+heads of a KV head share a tile: its keys and values are read once. Lesson 13.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from minivllm.kernels.attention_tile import FP8_LIFT, attend_tile, cache_rows
+from minivllm.kernels.runtime import capability, check_device, check_inner, padded
+from minivllm.kernels.tiles import Tile, decode_splits, padded_dim, select_tile
+
+
+@triton.jit
+def _split_size(length, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Tokens of one split: whole tiles, evenly many. Short contexts need fewer splits."""
+    return tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS) * BLOCK_N
+
+
+@triton.jit
+def _decode_kernel(
+    p_q,
+    p_k,
+    p_v,
+    p_k_scale,
+    p_v_scale,
+    p_tables,
+    p_lens,
+    p_out,
+    p_partial,
+    p_lse,
+    stride_q,
+    stride_table,
+    scale,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    S: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """out[b, h] = softmax(q[b, h] k^T scale) v over tokens 0..len[b]-1, h of one KV head
+
+    With splits: the same over a part of the tokens, and the logarithm (base 2) of its sum.
+    """
+    head, split = tl.program_id(0), tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    length = tl.load(p_lens + row)
+    size = _split_size(length, SPLITS, BLOCK_N)
+    start = split * size
+    end = tl.minimum(start + size, length)
+    o_g, o_d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
+    m_o = (o_g < GROUP)[:, None] & (o_d < DIM)[None, :]
+    # [G, D]; first query head of the group, in rows of [B Hq, D]
+    o_head = row * HEADS * GROUP + head * GROUP + o_g
+    if start >= end:
+        if SPLITS == 1:  # a pad row
+            b_zero = tl.zeros((BLOCK_G, BLOCK_D), p_out.dtype.element_ty)
+            tl.store(p_out + o_head[:, None] * DIM + o_d[None, :], b_zero, mask=m_o)
+        return
+
+    # [G, D]
+    o_q = row * stride_q + (head * GROUP + o_g)[:, None] * DIM + o_d[None, :]
+    b_q = tl.load(p_q + o_q, mask=m_o, other=0.0)
+    if FP8:
+        b_q = b_q.to(tl.float16)
+    b_max = tl.full((BLOCK_G,), float("-inf"), tl.float32)
+    b_sum = tl.zeros((BLOCK_G,), tl.float32)
+    b_acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
+    p_table = p_tables + row * stride_table
+    # Only the last tile can be cut short: peeled, it leaves a loop without a single mask.
+    whole = start + (end - start) // BLOCK_N * BLOCK_N
+    m_n = tl.full((BLOCK_N,), True, tl.int1)
+    for n in range(start, whole, BLOCK_N):
+        rows = cache_rows(p_table, n, end, head, HEADS, S, BLOCK_N, False)
+        b_max, b_sum, b_acc = attend_tile(
+            b_q, b_max, b_sum, b_acc, p_k, p_v, p_k_scale, p_v_scale, rows, m_n, m_n[None, :],
+            scale, DIM, BLOCK_D, False, FP8,
+        )  # fmt: skip
+    if whole < end:
+        m_n = whole + tl.arange(0, BLOCK_N) < end
+        rows = cache_rows(p_table, whole, end, head, HEADS, S, BLOCK_N, True)
+        b_max, b_sum, b_acc = attend_tile(
+            b_q, b_max, b_sum, b_acc, p_k, p_v, p_k_scale, p_v_scale, rows, m_n, m_n[None, :],
+            scale, DIM, BLOCK_D, True, FP8,
+        )  # fmt: skip
+
+    b_out = b_acc / b_sum[:, None]
+    if FP8:
+        b_out *= 1.0 / FP8_LIFT
+    if SPLITS == 1:
+        b_out = b_out.to(p_out.dtype.element_ty)
+        tl.store(p_out + o_head[:, None] * DIM + o_d[None, :], b_out, mask=m_o)
+    else:
+        o_part = o_head * SPLITS + split
+        tl.store(p_partial + o_part[:, None] * DIM + o_d[None, :], b_out, mask=m_o)
+        tl.store(p_lse + o_part, b_max + tl.log2(b_sum), mask=o_g < GROUP)
+
+
+@triton.jit
+def _combine_kernel(
+    p_partial,
+    p_lse,
+    p_lens,
+    p_out,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """w[s] = 2^(lse[s] - max lse);  out = sum_s w[s] partial[s] / sum_s w[s]"""
+    head = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    length = tl.load(p_lens + row)
+    o_s, o_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
+    # Splits that had tokens; the others wrote nothing. A pad row has none, and sums up to 0.
+    live = tl.cdiv(length, tl.maximum(_split_size(length, SPLITS, BLOCK_N), 1))
+    m_s, m_d = o_s < live, o_d < DIM
+    o_part = (row * HEADS + head) * SPLITS + o_s
+    # [S], [S, D]
+    b_lse = tl.load(p_lse + o_part, mask=m_s, other=float("-inf"))
+    m_part = m_s[:, None] & m_d[None, :]
+    b_part = tl.load(p_partial + o_part[:, None] * DIM + o_d[None, :], mask=m_part, other=0.0)
+    b_w = tl.where(m_s, tl.exp2(b_lse - tl.max(b_lse, axis=0)), 0.0)
+    total = tl.sum(b_w, axis=0)
+    b_out = tl.sum(b_part * b_w[:, None], axis=0) / tl.where(total > 0, total, 1.0)
+    p_row = p_out + (row * HEADS + head) * DIM
+    tl.store(p_row + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
+
+
+def paged_decode(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `ops.attention.paged_decode`. q: [B, Hq, D] -> [B, Hq, D]; pad rows give zeros.
+
+    k_scale, v_scale: [N, S, Hkv] float32, for a float8_e4m3fn cache.
+    """
+    kv_heads = k_cache.shape[2]
+    tile = select_tile(
+        "decode", capability(q.device), q.shape[2], q.element_size(), k_cache.element_size(),
+        q.shape[1] // kv_heads,
+    )  # fmt: skip
+    splits = decode_splits(q.shape[0], kv_heads)
+    caches = (k_cache, v_cache, k_scale, v_scale)
+    return launch_decode(q, caches, block_tables, context_lens, scale, tile, splits)
+
+
+def launch_decode(
+    q: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    scale: float,
+    tile: Tile,
+    splits: int,
+) -> torch.Tensor:
+    """`paged_decode` with a given tile and number of splits; benchmarks compare them."""
+    k_cache, v_cache, k_scale, v_scale = caches
+    check_device("paged_decode", q, k_cache, v_cache, block_tables, context_lens)
+    check_inner("paged_decode", q, 2)
+    rows, heads, dim = q.shape
+    block_size, kv_heads = k_cache.shape[1:3]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    if not rows:
+        return out
+    partial = lse = None
+    if splits > 1:
+        partial = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
+    block_d = padded_dim(dim)
+    # Heads first: neighbouring programs read neighbouring bytes of the same tokens.
+    _decode_kernel[(kv_heads, splits, rows)](
+        q, k_cache, v_cache, k_scale, v_scale, block_tables, context_lens, out, partial, lse,
+        q.stride(0), block_tables.stride(0), scale * math.log2(math.e),
+        kv_heads, heads // kv_heads, dim, block_size, splits,
+        tile.block_m, tile.block_n, block_d, k_scale is not None,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    if splits > 1:
+        _combine_kernel[(heads, rows)](
+            partial, lse, context_lens, out,
+            heads, dim, splits, tile.block_n, padded(splits), block_d, num_warps=1,
+        )  # fmt: skip
+    return out

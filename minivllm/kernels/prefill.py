@@ -1,0 +1,148 @@
+"""Prefill attention over the paged cache in Triton, for sequences of any lengths in one launch.
+
+Owns the kernel of `ops.compose.compose_prefill_attention`. Keys and values come from the cache,
+this step's included, so that whole prompts, chunks and prefix hits are one case. Lesson 13.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from minivllm.kernels.attention_tile import FP8_LIFT, attend_tile, cache_rows
+from minivllm.kernels.runtime import capability, check_device, check_inner
+from minivllm.kernels.tiles import Tile, padded_dim, select_tile
+
+
+@triton.jit
+def _prefill_kernel(
+    p_q,
+    p_k,
+    p_v,
+    p_k_scale,
+    p_v_scale,
+    p_tables,
+    p_lens,
+    p_bounds,
+    p_out,
+    stride_q,
+    stride_table,
+    scale,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    S: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    FP8: tl.constexpr,
+):
+    """out[t, h] = softmax(q[t, h] k^T scale) v over tokens 0..position[t] of t's sequence"""
+    q_head = tl.program_id(1)
+    row = tl.program_id(2).to(tl.int64)
+    first_token = tl.load(p_bounds + row)
+    num_queries = tl.load(p_bounds + row + 1) - first_token
+    # Last tile first: it has the most tokens to look at, and should not start when others end.
+    tile = tl.cdiv(num_queries, BLOCK_M) - 1 - tl.program_id(0)
+    if tile < 0:
+        return
+    length = tl.load(p_lens + row)
+    o_m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_m = o_m < num_queries
+    o_position = length - num_queries + o_m  # [M]
+    o_d = tl.arange(0, BLOCK_D)
+    m_q = m_m[:, None] & (o_d < DIM)[None, :]
+    o_token = (first_token + o_m).to(tl.int64)
+    # [M, D]
+    o_q = o_token[:, None] * stride_q + q_head * DIM + o_d[None, :]
+    b_q = tl.load(p_q + o_q, mask=m_q, other=0.0)
+    if FP8:
+        b_q = b_q.to(tl.float16)
+    b_max = tl.full((BLOCK_M,), float("-inf"), tl.float32)
+    b_sum = tl.zeros((BLOCK_M,), tl.float32)
+    b_acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    p_table = p_tables + row * stride_table
+    head = q_head // GROUP
+    # Tokens before the tile's first query are seen by all of its queries: no mask there.
+    first_position = length - num_queries + tile * BLOCK_M
+    whole = (first_position + 1) // BLOCK_N * BLOCK_N
+    end = tl.minimum(first_position + BLOCK_M, length)
+    m_n = tl.full((BLOCK_N,), True, tl.int1)
+    for n in range(0, whole, BLOCK_N):
+        rows = cache_rows(p_table, n, end, head, HEADS, S, BLOCK_N, False)
+        b_max, b_sum, b_acc = attend_tile(
+            b_q, b_max, b_sum, b_acc, p_k, p_v, p_k_scale, p_v_scale, rows, m_n, m_n[None, :],
+            scale, DIM, BLOCK_D, False, FP8,
+        )  # fmt: skip
+    for n in range(whole, end, BLOCK_N):
+        o_n = n + tl.arange(0, BLOCK_N)
+        m_s = o_n[None, :] <= o_position[:, None]
+        rows = cache_rows(p_table, n, end, head, HEADS, S, BLOCK_N, True)
+        b_max, b_sum, b_acc = attend_tile(
+            b_q, b_max, b_sum, b_acc, p_k, p_v, p_k_scale, p_v_scale, rows, o_n < end, m_s,
+            scale, DIM, BLOCK_D, True, FP8,
+        )  # fmt: skip
+    b_out = b_acc / b_sum[:, None]
+    if FP8:
+        b_out *= 1.0 / FP8_LIFT
+    # out is dense: [T, Hq, D]
+    o_out = (o_token[:, None] * (HEADS * GROUP) + q_head) * DIM + o_d[None, :]
+    tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=m_q)
+
+
+def prefill_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    scale: float,
+    k_scale: torch.Tensor | None = None,
+    v_scale: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """See `ops.compose.compose_prefill_attention`. q: [T, Hq, D] -> [T, Hq, D].
+
+    k_scale, v_scale: [N, S, Hkv] float32, for a float8_e4m3fn cache.
+    """
+    tile = select_tile(
+        "prefill", capability(q.device), q.shape[2], q.element_size(), k_cache.element_size()
+    )
+    caches = (k_cache, v_cache, k_scale, v_scale)
+    return launch_prefill(
+        q, caches, block_tables, context_lens, cu_seqlens_q, max_seqlen_q, scale, tile
+    )
+
+
+def launch_prefill(
+    q: torch.Tensor,
+    caches: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None],
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    scale: float,
+    tile: Tile,
+) -> torch.Tensor:
+    """`prefill_attention` with a given tile; benchmarks compare them."""
+    k_cache, v_cache, k_scale, v_scale = caches
+    check_device("prefill_attention", q, k_cache, v_cache, block_tables, context_lens)
+    check_inner("prefill_attention", q, 2)
+    heads, dim = q.shape[1:]
+    block_size, kv_heads = k_cache.shape[1:3]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    grid = (triton.cdiv(max_seqlen_q, tile.block_m), heads, context_lens.shape[0])
+    if not (grid[0] and grid[2]):
+        return out
+    _prefill_kernel[grid](
+        q, k_cache, v_cache, k_scale, v_scale, block_tables, context_lens, cu_seqlens_q, out,
+        q.stride(0), block_tables.stride(0), scale * math.log2(math.e),
+        kv_heads, heads // kv_heads, dim, block_size,
+        tile.block_m, tile.block_n, padded_dim(dim), k_scale is not None,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+    return out

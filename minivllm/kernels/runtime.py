@@ -1,0 +1,48 @@
+"""What every kernel's host side needs: a check of where it runs, and the sizes of tiles.
+
+Owns the one clear message for a kernel without a GPU. Never launches anything. A machine without
+a card can run every kernel in Triton's interpreter, slowly: TRITON_INTERPRET=1. Lesson 12.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+from triton import knobs
+
+# Read once: Triton itself decides at the definition of a kernel, so a later change has no effect.
+INTERPRET = bool(knobs.runtime.interpret)
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_device(name: str, *tensors: torch.Tensor | None) -> None:
+    """Refuse to launch where Triton would only say "0 active drivers", or read a host's memory."""
+    for tensor in tensors:
+        if tensor is None or tensor.is_cuda or INTERPRET:
+            continue
+        raise RuntimeError(
+            f"the Triton kernel {name} needs CUDA tensors, and got one on {tensor.device}; without "
+            "a GPU use attention_backend='torch', or set TRITON_INTERPRET=1 before Python starts"
+        )
+
+
+def check_inner(name: str, tensor: torch.Tensor, dims: int) -> None:
+    """The last `dims` dimensions must lie densely: kernels take a stride for the rows only."""
+    expected = 1
+    for size, stride in zip(reversed(tensor.shape[-dims:]), reversed(tensor.stride()[-dims:])):
+        if size != 1 and stride != expected:
+            raise ValueError(
+                f"{name}: the last {dims} dimensions must be contiguous; got shape "
+                f"{tuple(tensor.shape)} with strides {tensor.stride()}"
+            )
+        expected *= size
+
+
+def padded(size: int) -> int:
+    """The power of two that a tile of `size` elements takes; `tl.arange` knows no other sizes."""
+    return triton.next_power_of_2(size)
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability, (0, 0) in the interpreter."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
