@@ -65,6 +65,11 @@ def huge_scores(seed):
     return q, k, torch.randn(6, 2, 16, generator=g)
 
 
+def low_scores(seed):
+    q, k, v = huge_scores(seed)
+    return -q.abs() - 20, k.abs() + 20, v  # every product is far below zero
+
+
 def half_overflow(seed):
     g = torch.Generator().manual_seed(seed)
     # Products q . k in the hundred thousands: float16 ends at 65504.
@@ -165,6 +170,13 @@ def test_given_scale(check):
 def test_huge_scores(check):
     """scores in the thousands: exp of them is infinite, their softmax is not"""
     q, k, v = check.inputs(huge_scores)
+    check.close(formula(q, k, v, 0.25, 0), q, k, v, 0.25, 0)
+
+
+@pytest.mark.task("ch04.1")
+def test_low_scores(check):
+    """scores far below zero: no masked score may be above them"""
+    q, k, v = check.inputs(low_scores)
     check.close(formula(q, k, v, 0.25, 0), q, k, v, 0.25, 0)
 
 

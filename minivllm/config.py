@@ -216,18 +216,19 @@ def _number(raw: Mapping[str, Any], key: str, default: float) -> float:
 
 def _head_dim(raw: Mapping[str, Any], num_heads: int) -> int:
     """The one rule (case K22): explicit and positive wins, else hidden / heads, else refused."""
+    hidden = _positive(raw, "hidden_size")
     if raw.get("head_dim"):
         head_dim = _positive(raw, "head_dim")
-        if head_dim % 2:
-            raise ValueError(f"head_dim={head_dim} must be even: rotary embedding turns pairs")
-        return head_dim
-    hidden = _positive(raw, "hidden_size")
-    if hidden % num_heads:
+    elif hidden % num_heads:
         raise ValueError(
             f"config has no head_dim and hidden_size={hidden} is not a multiple of "
             f"num_attention_heads={num_heads}"
         )
-    return hidden // num_heads
+    else:
+        head_dim = hidden // num_heads
+    if head_dim % 2:
+        raise ValueError(f"head_dim={head_dim} must be even: rotary embedding turns pairs")
+    return head_dim
 
 
 def _sliding_window(raw: Mapping[str, Any], family: str) -> int | None:

@@ -6,12 +6,17 @@ leaves a panel out where there is no record. matplotlib is needed by lessons onl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle
+from matplotlib.ticker import MaxNLocator
 
 # Okabe and Ito (2008): eight colours that colour-blind readers tell apart, in our order of use.
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#000000")
@@ -117,6 +122,75 @@ def memory(
     _label(ax, "", unit, title)
     if len(kinds) > 1:
         ax.legend(frameon=False)
+    return figure
+
+
+def heatmap(
+    values: Any,
+    xlabel: str,
+    ylabel: str,
+    title: str = "",
+    label: str = "",
+    diverging: bool = False,
+    ax: Axes | None = None,
+) -> Figure:
+    """A matrix as colours, row 0 on top. `label` names the colours and adds a bar.
+
+    diverging: for values of both signs; white is zero. Returns the figure.
+    """
+    figure, ax = _figure_of(ax)
+    matrix = np.asarray(values, dtype=float)
+    limit = float(np.abs(matrix).max()) or 1.0
+    style: dict[str, Any] = {"cmap": "cividis"}
+    if diverging:
+        style = {"cmap": "PuOr", "vmin": -limit, "vmax": limit}
+    image = ax.imshow(matrix, aspect="auto", interpolation="nearest", **style)
+    if label:
+        figure.colorbar(image, ax=ax, label=label)
+    for axis in (ax.xaxis, ax.yaxis):  # rows and columns are counted: no ticks between them
+        axis.set_major_locator(MaxNLocator(integer=True))
+    ax.grid(visible=False)
+    _label(ax, xlabel, ylabel, title)
+    return figure
+
+
+def mask(allowed: Any, q_start: int, title: str = "", ax: Axes | None = None) -> Figure:
+    """Which key each query may read: [Tq, Tk] of booleans, the queries from position q_start."""
+    figure, ax = _figure_of(ax)
+    cells = np.asarray(allowed, dtype=float)
+    rows, columns = cells.shape
+    # Edges between whole numbers, so that the ticks are positions and lie in mid-cell.
+    edges = np.arange(columns + 1) - 0.5, np.arange(rows + 1) + q_start - 0.5
+    colors = ListedColormap(["#eeeeee", PALETTE[0]])
+    ax.pcolormesh(*edges, cells, cmap=colors, vmin=0, vmax=1, edgecolors="white", linewidth=1.5)
+    ax.set_aspect("equal")
+    ax.invert_yaxis()
+    ax.set_xticks(range(columns))
+    ax.set_yticks(range(q_start, q_start + rows))
+    ax.tick_params(length=0)
+    ax.grid(visible=False)
+    _label(ax, "key position", "query position", title)
+    return figure
+
+
+def hands(angles: Sequence[float], title: str = "", ax: Axes | None = None) -> Figure:
+    """Clock hands at `angles` (radians, counter-clockwise from the right), numbered from 0."""
+    figure, ax = _figure_of(ax)
+    ax.add_patch(Circle((0, 0), 1, fill=False, color="#bbbbbb"))
+    numbered = 0.0
+    for index, angle in enumerate(angles):
+        x, y = math.cos(angle), math.sin(angle)
+        # Later hands are stronger, so that the direction of turning can be seen.
+        alpha = 0.3 + 0.7 * (index + 1) / len(angles)
+        ax.plot([0, x], [0, y], color=PALETTE[0], alpha=alpha, linewidth=2)
+        if index == 0 or abs(angle - numbered) > 0.28:  # numbers closer than that would overlap
+            ax.text(1.17 * x, 1.17 * y, str(index), ha="center", va="center", fontsize=8)
+            numbered = angle
+    ax.set_xlim(-1.35, 1.35)
+    ax.set_ylim(-1.35, 1.35)
+    ax.set_aspect("equal")
+    ax.set_axis_off()
+    ax.set_title(title, fontsize=10)
     return figure
 
 

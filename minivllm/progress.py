@@ -5,10 +5,11 @@ Owns what is shown while a call runs. Silent means silent: with the bar off noth
 
 from __future__ import annotations
 
+import sys
 import time
+import warnings
 from types import TracebackType
-
-from tqdm.auto import tqdm
+from typing import Any
 
 from minivllm.outputs import EngineStats
 
@@ -22,11 +23,8 @@ class Progress:
         self._steps_seen = len(stats.steps)
         self._generated_before = stats.generated_tokens
         self._started = time.perf_counter()
-        self._bar = (
-            tqdm(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)
-            if show and total
-            else None
-        )
+        # A program without a console (pythonw, some services) has no stderr to draw on.
+        self._bar = _bar(total) if show and total and sys.stderr is not None else None
 
     def __enter__(self) -> Progress:
         return self
@@ -59,3 +57,12 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.close()
+
+
+def _bar(total: int) -> Any:
+    with warnings.catch_warnings():
+        # In a notebook without ipywidgets this import warns, and then draws a text bar all the
+        # same. Imported here, so that a silent session does not see even that.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        from tqdm.auto import tqdm
+    return tqdm(total=total, desc="Processed prompts", unit="prompt", dynamic_ncols=True)

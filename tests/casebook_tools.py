@@ -5,6 +5,7 @@ Owns nothing of the engine: it drives it from outside, as a user of `LLM` or of 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 
 from minivllm import LLM, RequestOutput, SamplingParams
 from minivllm.engine.block_manager import BlockManager
+from minivllm.engine.device_state import DeviceState
+from minivllm.engine.input_batch import build_inputs
 from minivllm.engine.prefix_cache import PrefixCache
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence as Seq
@@ -93,13 +96,30 @@ def record_logits(llm: LLM) -> list[torch.Tensor]:
     seen: list[torch.Tensor] = []
     original = model.logits
 
-    def logits(hidden: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = original(hidden)
+    def logits(*args: Any) -> torch.Tensor:
+        result: torch.Tensor = original(*args)
         seen.append(result.clone())
         return result
 
     model.logits = logits
     return seen
+
+
+def prepared(plan: StepPlan, block_size: int) -> list[Any]:
+    """All that a runner derives from a plan, as plain lists: prefill inputs and decode rows."""
+    device = torch.device("cpu")
+    split, found = plan.num_decode, []
+    if plan.rows[split:]:
+        inputs = build_inputs(plan.rows[split:], block_size, device)
+        fields = dataclasses.asdict(inputs.batch)
+        found = [inputs.ids.tolist(), inputs.last_rows]
+        found += [v.tolist() if isinstance(v, torch.Tensor) else v for v in fields.values()]
+    state = DeviceState(len(plan.rows), 200, device)
+    slots = state.assign(plan)
+    state.prepare_decode(plan.rows[:split], slots[:split])
+    sampling = [v for v in vars(state.sampling).values() if isinstance(v, torch.Tensor)]
+    tables = [state.last_token, state.position, state.block_table, *sampling]
+    return [*found, slots, *(table[slots[:split]].tolist() for table in tables)]
 
 
 # -- the scheduler half alone ---------------------------------------------------------------------

@@ -120,6 +120,9 @@ class Ours:
         return [output.outputs[0].token_ids for output in outputs]
 
 
+Sides = dict[str, Ours | Theirs]
+
+
 def compare(
     path: Path,
     workload: Workload,
@@ -133,23 +136,8 @@ def compare(
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
     progress("loading the model twice")
-    sides = {"minivllm": Ours(path, workload), "transformers": Theirs(path, batch_size)}
-    parts = {"batch": workload, "one request": single_request(workload)}
-    warm_up = _warm_up(workload)
-    for side in sides.values():
-        side.generate(warm_up)
-    rates: dict[tuple[str, str], list[float]] = {(s, p): [] for s in sides for p in parts}
-    texts: dict[str, list[list[int]]] = {}
-    for repeat in range(repeats):
-        for part, load in parts.items():
-            for name, side in sides.items():
-                progress(f"repeat {repeat + 1} of {repeats}: {name}, {part}")
-                started = time.perf_counter()
-                ids = side.generate(load)
-                rate = load.num_output_tokens / (time.perf_counter() - started)
-                rates[name, part].append(rate)
-                if part == "batch":
-                    texts.setdefault(name, ids)
+    sides: Sides = {"minivllm": Ours(path, workload), "transformers": Theirs(path, batch_size)}
+    rates, texts = _measure(sides, workload, repeats, progress)
     differences = first_differences(texts["minivllm"], texts["transformers"])
     return Comparison(
         workload=workload.name,
@@ -166,6 +154,28 @@ def compare(
         first_differences=differences,
         environment=stamp(torch.device("cpu")),
     )
+
+
+def _measure(
+    sides: Sides, workload: Workload, repeats: int, progress: Callable[[str], None]
+) -> tuple[dict[tuple[str, str], list[float]], dict[str, list[list[int]]]]:
+    """Rates by (side, part), one a repeat; and the ids that each side gave for the batch."""
+    parts = {"batch": workload, "one request": single_request(workload)}
+    rates: dict[tuple[str, str], list[float]] = {(s, p): [] for s in sides for p in parts}
+    texts: dict[str, list[list[int]]] = {}
+    for side in sides.values():
+        side.generate(_warm_up(workload))
+    for repeat in range(repeats):
+        for part, load in parts.items():
+            for name, side in sides.items():
+                progress(f"repeat {repeat + 1} of {repeats}: {name}, {part}")
+                started = time.perf_counter()
+                ids = side.generate(load)
+                seconds = time.perf_counter() - started
+                rates[name, part].append(load.num_output_tokens / seconds)
+                if part == "batch":
+                    texts[name] = ids
+    return rates, texts
 
 
 def single_request(workload: Workload) -> Workload:

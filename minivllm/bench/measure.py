@@ -18,9 +18,23 @@ from minivllm.progress import Progress
 from minivllm.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    import torch
+
     from minivllm.llm import LLM
 
 WARM_UP_TOKENS = 16
+_SETTINGS = (
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "tensor_parallel_size",
+    "enforce_eager",
+    "enable_prefix_caching",
+    "enable_chunked_prefill",
+    "kv_cache_dtype",
+    "load_format",
+    "seed",
+)
 
 
 def run(
@@ -139,22 +153,24 @@ def _result(
         kv_bytes=stats.kv_bytes,
         peak_kv_bytes=peak * (stats.kv_bytes // max(stats.num_blocks, 1)),
         settings=settings(engine),
-        environment=stamp(engine.engine.runner.device),
+        environment=stamp(device_of(engine)),
     )
+
+
+def device_of(engine: LLM) -> torch.device:
+    """Where the engine computes."""
+    runner: Any = engine.engine.runner  # the loop's own view of it is narrower
+    return runner.device
 
 
 def settings(engine: LLM) -> dict[str, Any]:
     """The engine options that a number depends on, as they were resolved."""
-    config, runner = engine.config, engine.engine.runner
-    names = ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "enforce_eager")
-    names += ("enable_prefix_caching", "enable_chunked_prefill", "load_format", "seed")
+    runner: Any = engine.engine.runner
     return {
         "attention_backend": engine.backend,
         "dtype": str(next(runner.model.parameters()).dtype).removeprefix("torch."),
-        "tensor_parallel_size": config.tensor_parallel_size,
-        "kv_cache_dtype": config.kv_cache_dtype,
         "depth": engine.engine.depth,
-        **{name: getattr(config, name) for name in names},
+        **{name: getattr(engine.config, name) for name in _SETTINGS},
     }
 
 

@@ -27,8 +27,11 @@ class Latency:
         """Summarise."""
         if not seconds:
             return Latency(0.0, 0.0, 0.0)
-        p50, p99 = np.percentile(seconds, [50, 99])
-        return Latency(float(np.mean(seconds)), float(p50), float(p99))
+        return Latency(
+            mean=float(np.mean(seconds)),
+            p50=float(np.percentile(seconds, 50)),
+            p99=float(np.percentile(seconds, 99)),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import sys
 from contextlib import ExitStack
 
 from minivllm import bench
+from minivllm.bench.measure import device_of
 from minivllm.bench.shapes import SHAPES, shape_directory
 from minivllm.cli import options
 from minivllm.cli.loading import Prepared, Timing, load
@@ -40,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         engine.setdefault("max_model_len", min(workload.longest, model.max_position))
         llm = load(Prepared(args.model, path, SamplingParams(), engine), timing)
     # Flushed, and on stderr: what is about to take long is said before it starts.
-    device = llm.engine.runner.device
+    device = device_of(llm)
     print(f"{args.model} on {device}; {workload.describe()}", file=sys.stderr, flush=True)
     if device.type == "cpu" and args.workload == "standard" and args.num_requests is None:
         print("(sized for a GPU; `--workload mixed-32` suits a CPU)", file=sys.stderr, flush=True)

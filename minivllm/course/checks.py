@@ -110,7 +110,8 @@ class Check:
         """The worked example of the stub, as Python's doctest runs it."""
 
         def probe(unit: Any) -> str:
-            names = {"torch": torch, self.task.name: unit, **vars(self.earlier)}
+            # The unit last: a class may continue an earlier chapter's of the same name.
+            names = {"torch": torch, **vars(self.earlier), self.task.name: unit}
             test = doctest.DocTestParser().get_doctest(
                 self.task.example, names, self.task.id, None, None
             )

@@ -63,6 +63,7 @@ def grade_here(
     keep = _Keep()
     file = course.root / "exercises" / chapter.test_file
     command = ["-q", "-p", "no:cacheprovider", "-p", "minivllm.course.pytest_plugin"]
+    command += ["--import-mode=importlib"]
     # Left out for speed only: two garbage collections a run, and tracebacks nobody reads.
     command += ["-p", "no:unraisableexception", "-p", "no:hypothesispytest", "--tb=native"]
     command += ["--rootdir", str(course.root), str(file), "--impl", impl, *options]

@@ -41,6 +41,7 @@ def run_tests(
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "results.json"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        command += ["--import-mode=importlib"]
         # Named here as well: a course folder beside a shared install has no pyproject.toml.
         command += ["-p", "minivllm.course.pytest_plugin", "--rootdir", str(course.root)]
         command += [*files, "--impl", impl, "--grade-json", str(target), *options]

@@ -27,11 +27,13 @@ def decode_step(
     *,
     table_width: int,
     flags: tuple[bool, bool],
+    logits_out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode one token a row and move the rows on. Returns sampled ids [B] and raw logits [B, V].
 
     slots: [B] int64, `state.pad_slot` for pad rows; blocks: [B] int64, the block of each row's
-    newest token; table_width: columns of the block table to read; flags: `state.flags(slots)`.
+    newest token; table_width: columns of the block table to read; flags: `state.flags(slots)`;
+    logits_out: [B, V], where a captured step is to leave its logits.
     """
     block_size = kv_cache.shape[3]
     live = slots != state.pad_slot  # pads store nothing, read nothing and stay where they are
@@ -48,7 +50,7 @@ def decode_step(
         num_decode=slots.shape[0],
     )
     hidden = model(state.last_token[slots], batch, kv_cache)
-    logits = model.logits(hidden)
+    logits = model.logits(hidden, logits_out)
     all_greedy, any_filter = flags
     sampling = replace(
         state.sampling.select(slots),

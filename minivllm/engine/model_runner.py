@@ -15,9 +15,11 @@ from dataclasses import dataclass
 
 import torch
 
+from minivllm.engine.decode_graphs import DecodeGraphs
 from minivllm.engine.decode_step import decode_step
 from minivllm.engine.device_state import DeviceState
 from minivllm.engine.input_batch import InputBatch, build_inputs
+from minivllm.engine.pinned import OnItsWay, start_copy_to_host
 from minivllm.engine.row_logprobs import PendingLogprobs, start_logprobs
 from minivllm.engine.step_plan import ScheduledRow, StepPlan, StepResult
 from minivllm.models.decoder import CausalLM
@@ -30,7 +32,7 @@ class Sampled:
     """Tokens of one launch on their way to the host, with their log-probabilities."""
 
     rows: list[int]  # the plan's rows that sample, in the order of the tokens
-    tokens: torch.Tensor  # [len(rows)] int64
+    tokens: OnItsWay  # [len(rows)] int64
     logprobs: PendingLogprobs
 
 
@@ -61,6 +63,7 @@ class ModelRunner:
         self.kv_cache = kv_cache  # [L, 2, N, S, Hkv, D]
         self.block_size = kv_cache.shape[3]
         self.device = device
+        self.graphs: DecodeGraphs | None = None  # see capture_graphs
         self.state = DeviceState(max_num_seqs, -(-max_model_len // self.block_size), device)
 
     @torch.inference_mode()
@@ -82,31 +85,78 @@ class ModelRunner:
         result = StepResult([None] * count, [None] * count, [[] for _ in range(count)])
         for part in launched.sampled:
             logprobs = part.logprobs.read()
-            for i, (row, token) in enumerate(zip(part.rows, part.tokens.tolist(), strict=True)):
+            for i, (row, token) in enumerate(
+                zip(part.rows, part.tokens.wait().tolist(), strict=True)
+            ):
                 result.token_ids[row] = token
                 result.logprobs[row] = logprobs[i]
         for row, pending in launched.prompt_logprobs.items():
             result.prompt_logprobs[row] = [item for item in pending.read() if item is not None]
         return result
 
-    def _decode(self, rows: Sequence[ScheduledRow], slots: Sequence[int]) -> Sampled:
-        """Launch the decode rows: one token each, out of the device state."""
-        self.state.prepare_decode(rows, slots)
-        tokens, logits = decode_step(
+    @torch.inference_mode()
+    def capture_graphs(self) -> DecodeGraphs:
+        """Record decode for every batch size; from here on `launch` replays it."""
+        weight = self.model.model.embed_tokens.weight
+
+        def decode(
+            slots: torch.Tensor, blocks: torch.Tensor, logits_out: torch.Tensor
+        ) -> torch.Tensor:
+            width = self.state.block_table.shape[1]
+            return self._decode_step(slots, blocks, width, (False, True), logits_out)[0]
+
+        graphs = DecodeGraphs(
+            decode,
+            max_num_seqs=self.state.num_slots,
+            vocab_size=weight.shape[0],
+            dtype=weight.dtype,
+            pad_slot=self.state.pad_slot,
+            device=self.device,
+        )
+        graphs.capture()
+        self.graphs = graphs
+        return graphs
+
+    def _decode_step(
+        self,
+        slots: torch.Tensor,
+        blocks: torch.Tensor,
+        table_width: int,
+        flags: tuple[bool, bool],
+        logits_out: torch.Tensor | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return decode_step(
             self.model,
             self.ops,
             self.state,
             self.kv_cache,
-            torch.tensor(slots, device=self.device),
-            torch.tensor(
-                [row.block_table[row.start // self.block_size] for row in rows], device=self.device
-            ),
-            table_width=max(row.start for row in rows) // self.block_size + 1,
-            flags=self.state.flags(slots),
+            slots,
+            blocks,
+            table_width=table_width,
+            flags=flags,
+            logits_out=logits_out,
         )
+
+    def _decode(self, rows: Sequence[ScheduledRow], slots: Sequence[int]) -> Sampled:
+        """Launch the decode rows: one token each, out of the device state."""
+        self.state.prepare_decode(rows, slots)
+        # Longest context first: the last programs of a plain grid are then the short ones.
+        order = sorted(range(len(rows)), key=lambda i: -rows[i].start)
+        rows, slots = [rows[i] for i in order], [slots[i] for i in order]
+        blocks = [row.block_table[row.start // self.block_size] for row in rows]
+        if self.graphs is not None:
+            tokens, logits = self.graphs.replay(slots, blocks)
+        else:
+            tokens, logits = self._decode_step(
+                torch.tensor(slots, device=self.device),
+                torch.tensor(blocks, device=self.device),
+                rows[0].start // self.block_size + 1,
+                self.state.flags(slots),
+            )
         counts = [row.sampling.logprobs if row.sampling else None for row in rows]
         # Before the logits' memory is used again. Raw logits, as in vLLM.
-        return Sampled(list(range(len(rows))), tokens, start_logprobs(logits, tokens, counts))
+        logprobs = start_logprobs(logits, tokens, counts)
+        return Sampled(order, start_copy_to_host(tokens), logprobs)
 
     def _prefill(
         self,
@@ -133,7 +183,8 @@ class ModelRunner:
         self.state.last_token[[slots[first + i] for i, _ in ends]] = tokens
         counts = [sampling.logprobs for sampling in samplings]
         pending = start_logprobs(logits, tokens, counts)
-        sampled.append(Sampled([first + i for i, _ in ends], tokens, pending))
+        ends_at = [first + i for i, _ in ends]
+        sampled.append(Sampled(ends_at, start_copy_to_host(tokens), pending))
 
     def _prompt_logprobs(
         self, row: ScheduledRow, index: int, inputs: InputBatch, hidden: torch.Tensor

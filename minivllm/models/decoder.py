@@ -225,8 +225,9 @@ class CausalLM(nn.Module):
         assert self.rope is not None
         return self.model(ids, batch, self.rope, kv_caches)
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """hidden: [R, H] -> [R, V]."""
-        if self.lm_head is not None:
-            return self.lm_head(hidden)
-        return self.ops.linear(hidden, self.head_weight, None)
+    def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """hidden: [R, H] -> [R, V], in `out` where it is given."""
+        weight = self.head_weight if self.lm_head is None else self.lm_head.weight
+        if out is not None:
+            return torch.mm(hidden, weight.t(), out=out)
+        return self.ops.linear(hidden, weight, None)

@@ -98,7 +98,9 @@ class Stage:
 
     def _kv_views(self) -> list[torch.Tensor]:
         cache = self.cache
-        return [] if cache is None else [v for i in range(len(cache.lengths)) for v in cache.view(i)]
+        return (
+            [] if cache is None else [v for i in range(len(cache.lengths)) for v in cache.view(i)]
+        )
 
     def _naive(self, ids: list[int], count: int, eos_ids: Sequence[int]) -> list[int]:
         return self.units.generate_naive(self.model, ids, count, eos_ids)

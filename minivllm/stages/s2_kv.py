@@ -25,8 +25,8 @@ class KVCache:
     ) -> None:
         self.max_len = max_len
         shape = (num_layers, max_len, num_kv_heads, head_dim)
-        self.k = torch.empty(shape, dtype=dtype, device=device)
-        self.v = torch.empty(shape, dtype=dtype, device=device)
+        self.k = torch.zeros(shape, dtype=dtype, device=device)
+        self.v = torch.zeros(shape, dtype=dtype, device=device)
         self.lengths = [0] * num_layers  # tokens stored; a layer is ahead of the next within a step
 
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:

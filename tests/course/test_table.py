@@ -1,8 +1,8 @@
 """course.toml: read, checked, refused by name."""
 
 import pytest
-from course_tools import TABLE, make_course
 
+from course_tools import TABLE, make_course
 from minivllm.course.hints import load_hints, next_hint
 from minivllm.course.table import load_course
 

@@ -89,5 +89,6 @@ def test_scaling_changes_something() -> None:
     plain = rope_table(64, 200, 10000.0)[0]
     for scaling in SCALINGS:
         rope = RopeConfig.from_dict({"rope_theta": 10000.0, "rope_scaling": scaling})
-        changed = not torch.allclose(build_rope_table(rope, 64, 200, rope_table)[0], plain)
+        table = build_rope_table(rope, 64, 200, rope_table)[0]
+        changed = not torch.allclose(table, plain, atol=1e-3)
         assert changed == (scaling["factor"] != 1.0), scaling

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import random
 
 import pytest
 import torch
@@ -75,20 +74,3 @@ def test_half_types_agree(dtype: torch.dtype) -> None:
     fast, slow = sdpa.paged_decode(*args), paged_decode(*args)
     assert fast.dtype == dtype
     torch.testing.assert_close(fast.float(), slow.float(), atol=3e-2, rtol=3e-2)
-
-
-def test_gather_copies_only_where_it_must() -> None:
-    """A table that is one run of blocks is a view; any other order is a copy of the same rows."""
-    rng = random.Random(0)
-    cache = torch.randn(12, 3, 2, 4)
-    for _ in range(50):
-        count = rng.randrange(1, 6)
-        run = rng.random() < 0.5
-        first = rng.randrange(12 - count)
-        table = list(range(first, first + count)) if run else rng.sample(range(12), count)
-        length = rng.randrange((count - 1) * 3 + 1, count * 3 + 1)
-        found = sdpa._gather(cache, table, length)
-        want = torch.cat([cache[block] for block in table])[:length]
-        assert torch.equal(found, want.transpose(0, 1).unsqueeze(0))
-        if run:
-            assert found.untyped_storage().data_ptr() == cache.untyped_storage().data_ptr()

@@ -260,7 +260,4 @@ def stays_float32(q: Tensor, k: Tensor, v: Tensor, scale: float, q_start: int) -
     "it scales q in place; q belongs to the caller.",
 )
 def q_overwritten(q: Tensor, k: Tensor, v: Tensor, scale: float, q_start: int) -> Tensor:
-    factor = 1.0 if q.dtype == torch.float32 else scale
-    out = attention(q, k, v, scale, q_start)
-    q.mul_(scale / factor)
-    return out
+    return attention(q.mul_(scale), k, v, 1.0, q_start)

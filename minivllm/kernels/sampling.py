@@ -1,0 +1,169 @@
+"""From logits to the next token in Triton: one pass over a row, whatever its parameters.
+
+Owns the kernel of `ops/sampling.py`. The row's program branches on the row's own numbers, so that
+one captured graph serves every mix of greedy, random and filtering rows. Lesson 13.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from minivllm.kernels.filters import row_cut, row_max
+from minivllm.kernels.philox import MOST_NOISE, gumbel, words
+from minivllm.kernels.runtime import INTERPRET, check_device, padded
+from minivllm.ops.sampling import SamplingBatch
+
+GREEDY_BELOW = tl.constexpr(1e-5)  # as ops.sampling.GREEDY_BELOW
+LEAST = tl.constexpr(-3.4028234663852886e38)  # float32's least finite number
+# Logits of a row that a program holds at a time.
+BLOCK = 64 if INTERPRET else 4096
+
+
+@triton.jit
+def _best_of_range(
+    p_row, size, vocab_start, first, last, reference, cut, inverse_t, greedy,
+    seed, sample_index, position, GROUPS: tl.constexpr,
+):  # fmt: skip
+    """argmax over blocks first..last-1 of (x - reference) / T + noise: (reference, score, id).
+
+    One pass: where a block raises the reference (the largest logit so far), the best score is
+    lowered by as much. A block whose largest logit could not win with the largest noise that there
+    is makes no noise: with a model's logits, and unlike with random ones, that is most blocks.
+    """
+    best = tl.full((), float("-inf"), tl.float32)
+    best_id = vocab_start + tl.zeros((), tl.int32)
+    most_noise = tl.where(greedy, 0.0, MOST_NOISE)
+    for block in range(first, last):
+        o_group = vocab_start // 4 + block * GROUPS + tl.arange(0, GROUPS)
+        o_id = o_group[:, None] * 4 + tl.arange(0, 4)[None, :]
+        o_column = o_id - vocab_start
+        # [GROUPS, 4]
+        m_x = (o_column >= 0) & (o_column < size)
+        b_x = tl.load(p_row + o_column, mask=m_x, other=float("-inf")).to(tl.float32)
+        block_max = tl.max(tl.max(b_x, axis=1), axis=0)
+        higher = tl.clamp(block_max, reference, -LEAST)
+        best += (reference - higher) * inverse_t
+        reference = higher
+        if (block_max - reference) * inverse_t + most_noise >= best:
+            b_s = (b_x - reference) * inverse_t
+            b_score = tl.where(b_s >= cut, b_s, float("-inf"))
+            if greedy == 0:
+                b_score += gumbel(words(seed, sample_index, position, o_group))
+            block_best = tl.max(tl.max(b_score, axis=1), axis=0)
+            if block_best > best:
+                best = block_best
+                # The lowest id on a tie, within the block as between blocks.
+                b_winner = tl.where(b_score == block_best, o_id, 2147483647)
+                best_id = tl.min(tl.min(b_winner, axis=1), axis=0)
+    return reference, best, best_id
+
+
+@triton.jit
+def _sample_kernel(
+    p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_seed, p_sample_index, p_position,
+    p_reference, p_score, p_id, stride_row, size, vocab_start,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """id[b] = argmax_j (x[b, j] - max x) / T[b] + gumbel(b, j) over the tokens that survive
+
+    The plain argmax where T[b] is (near) 0. With splits: the winner of a part of the row.
+    """
+    row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    p_row = p_logits + row * stride_row
+    temperature = tl.load(p_temperature + row)
+    top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
+    greedy = temperature < GREEDY_BELOW
+    inverse_t = 1.0 / tl.where(greedy, 1.0, temperature)
+    # Blocks begin at a multiple of four token ids: a group of four shares one Philox call.
+    blocks = tl.cdiv(size + vocab_start % 4, BLOCK)
+    per_split = tl.cdiv(blocks, SPLITS)
+    first, last = split * per_split, tl.minimum(split * per_split + per_split, blocks)
+
+    reference = tl.full((), LEAST, tl.float32)
+    cut = tl.full((), float("-inf"), tl.float32)
+    if ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (greedy == 0):
+        # The cut depends on the whole row: its first program takes all of it.
+        first, last = tl.where(split == 0, 0, blocks), blocks
+        if split == 0:
+            reference = row_max(p_row, size, BLOCK)
+            cut, alone = row_cut(p_row, size, reference, inverse_t, top_k, top_p, min_p, BLOCK)
+            greedy = greedy | alone
+    reference, score, best_id = _best_of_range(
+        p_row, size, vocab_start, first, last, reference, cut, inverse_t, greedy,
+        tl.load(p_seed + row), tl.load(p_sample_index + row), tl.load(p_position + row),
+        BLOCK // 4,
+    )  # fmt: skip
+    if SPLITS > 1:
+        tl.store(p_reference + row * SPLITS + split, reference)
+        tl.store(p_score + row * SPLITS + split, score)
+    tl.store(p_id + row * SPLITS + split, best_id.to(tl.int64))
+
+
+@triton.jit
+def _merge_kernel(
+    p_temperature, p_reference, p_score, p_part_id, p_id, SPLITS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """id[b] = id of the part with the largest reference / T + score; the lowest id on a tie"""
+    row = tl.program_id(0).to(tl.int64)
+    temperature = tl.load(p_temperature + row)
+    inverse_t = 1.0 / tl.where(temperature < GREEDY_BELOW, 1.0, temperature)
+    o_s = tl.arange(0, BLOCK)
+    m_s = o_s < SPLITS
+    # [SPLITS], [SPLITS], [SPLITS]
+    b_reference = tl.load(p_reference + row * SPLITS + o_s, mask=m_s, other=LEAST)
+    b_score = tl.load(p_score + row * SPLITS + o_s, mask=m_s, other=float("-inf"))
+    b_id = tl.load(p_part_id + row * SPLITS + o_s, mask=m_s, other=9223372036854775807)
+    # The largest reference is subtracted first, or it would swallow the scores' last bits.
+    b_total = b_score + (b_reference - tl.max(b_reference, axis=0)) * inverse_t
+    b_winner = tl.where(b_total == tl.max(b_total, axis=0), b_id, 9223372036854775807)
+    tl.store(p_id + row, tl.min(b_winner, axis=0))
+
+
+def sample_splits(rows: int) -> int:
+    """Programs a row, by the number of rows alone: a graph keeps its grid."""
+    return min(32, max(1, 512 // rows))
+
+
+def sample(logits: torch.Tensor, batch: SamplingBatch, vocab_start: int = 0) -> torch.Tensor:
+    """See `ops.sampling.sample`. logits: [B, V] -> token ids [B] int64.
+
+    `batch.any_filter` is only used to refuse filters on a shard; the kernel looks for itself.
+    """
+    if batch.any_filter and vocab_start:
+        raise ValueError(f"vocab_start={vocab_start}: top_k, top_p, min_p need the whole row")
+    return launch_sample(logits, batch, vocab_start, sample_splits(max(len(logits), 1)), BLOCK, 8)
+
+
+def launch_sample(
+    logits: torch.Tensor,
+    batch: SamplingBatch,
+    vocab_start: int,
+    splits: int,
+    block: int,
+    num_warps: int,
+) -> torch.Tensor:
+    """`sample` with a given number of splits and logits a turn; benchmarks compare them."""
+    check_device("sample", logits)
+    if logits.stride(-1) != 1:
+        logits = logits.contiguous()
+    rows, size = logits.shape
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if not rows:
+        return out
+    reference = score = None
+    part_id = out
+    if splits > 1:
+        reference, score = torch.empty(2, rows, splits, dtype=torch.float32, device=out.device)
+        part_id = torch.empty(rows, splits, dtype=torch.int64, device=out.device)
+    _sample_kernel[(rows, splits)](
+        logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p,
+        batch.seed, batch.sample_index, batch.position, reference, score, part_id,
+        logits.stride(0), size, vocab_start, splits, block, num_warps=num_warps,
+    )  # fmt: skip
+    if splits > 1:
+        _merge_kernel[(rows,)](
+            batch.temperature, reference, score, part_id, out, splits, padded(splits), num_warps=1
+        )
+    return out
