@@ -17,7 +17,6 @@ import torch.nn.functional as F
 
 from minivllm.course.given import ModelConfig
 
-
 # Checkpoint module -> (packed module of the layer, its part). One product instead of three.
 PACKED = {
     "q_proj": ("qkv_proj", 0),
@@ -67,10 +66,11 @@ class DecoderLayer:
         Returns [T, H]. x is left as it was.
 
         Attention half: normalise x with "input_layernorm.weight". That, through
-        self.linear("self_attn.qkv_proj", .), gives q, k and v side by side, c.q_size, c.kv_size and
-        c.kv_size wide (c = self.config); split each into heads of c.head_dim. If c.qk_norm, normalise
-        every head of q with "self_attn.q_norm.weight" and of k with "self_attn.k_norm.weight". Rotate
-        q and k. Attend. Add the heads, side by side through self.linear("self_attn.o_proj", .), to x.
+        self.linear("self_attn.qkv_proj", .), gives q, k and v side by side, c.q_size, c.kv_size
+        and c.kv_size wide (c = self.config); split each into heads of c.head_dim. If c.qk_norm,
+        normalise every head of q with "self_attn.q_norm.weight" and every head of k with
+        "self_attn.k_norm.weight". Rotate q and k. Attend. Put the heads side by side again, and add
+        what self.linear("self_attn.o_proj", .) makes of them to x.
 
         MLP half: normalise the new x with "post_attention_layernorm.weight". That, through
         self.linear("mlp.gate_up_proj", .), gives gate and up side by side, equally wide. Add

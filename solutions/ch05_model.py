@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 from minivllm.course.given import ModelConfig
 
-
 # Checkpoint module -> (packed module of the layer, its part). One product instead of three.
 PACKED = {
     "q_proj": ("qkv_proj", 0),

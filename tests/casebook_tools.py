@@ -162,7 +162,9 @@ def drive(
                 each_step(plan)
         if plan is None or len(in_flight) > depth:
             oldest = in_flight.pop(0)
-            tokens = [None if r.sampling is None else fake_token(r.seq_id, r.end) for r in oldest.rows]
+            tokens = [
+                None if r.sampling is None else fake_token(r.seq_id, r.end) for r in oldest.rows
+            ]
             scheduler.complete(oldest, tokens)
         scheduler.block_manager.check(list(scheduler.sequences.values()))
         steps += 1

@@ -16,16 +16,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from minivllm.bench.measure import best_of as best_of
     from minivllm.bench.measure import measure_repeats as measure_repeats
-    from minivllm.bench.measure import run as run
     from minivllm.bench.report import table as table
     from minivllm.bench.result import BenchResult as BenchResult
     from minivllm.bench.result import Latency as Latency
+    from minivllm.bench.stages import run as run
+    from minivllm.bench.stages import token_latency as token_latency
     from minivllm.bench.workload import WORKLOADS as WORKLOADS
     from minivllm.bench.workload import Workload as Workload
     from minivllm.bench.workload import WorkloadSpec as WorkloadSpec
 
 _MODULES = {
-    "run": "measure",
+    "run": "stages",
+    "token_latency": "stages",
     "measure_repeats": "measure",
     "best_of": "measure",
     "table": "report",
@@ -45,6 +47,7 @@ __all__ = [
     "measure_repeats",
     "run",
     "table",
+    "token_latency",
 ]
 
 

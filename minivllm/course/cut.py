@@ -57,7 +57,8 @@ def _render(
     lines = [header, "", *render_imports(imports)]
     for piece in pieces:
         # PEP 8: two blank lines round definitions, one between constants.
-        blank = [""] if piece[0][:1].isupper() and lines[-1] != "" else ["", ""]
+        first = next(line for line in piece if not line.startswith("#"))
+        blank = [""] if first[:1].isupper() and lines[-1] != "" else ["", ""]
         lines += [*blank, *piece]
     return "\n".join(lines) + "\n"
 

@@ -11,12 +11,13 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
 from minivllm.course import pytest_plugin
-from minivllm.course.diagnosis import Trail
+from minivllm.course.diagnosis import Trail, observe, same_outcome
 from minivllm.course.grading import Grading
 from minivllm.course.mistakes import Mistake, load_mistakes
 from minivllm.course.results import PASS, WRONG, TaskResult
@@ -87,6 +88,24 @@ def kill_chapter(course: Course, chapter: Chapter) -> list[Kill]:
     return kills
 
 
+def twins(course: Course, chapter: Chapter) -> list[tuple[str, str, str]]:
+    """Pairs of a task's mistakes that agree on everything its tests ask: one of them is useless.
+
+    The questions are those of a run of the reference, where no test stops early.
+    """
+    grading, _ = grade_here(course, chapter, "reference")
+    found = []
+    for task in chapter.tasks:
+        steps = grading.trails[task.id].steps
+        known = [mistake for mistake in load_mistakes(chapter.id) if mistake.task == task.id]
+        answers = {m.name: [observe(step.probe, m.unit) for step in steps] for m in known}
+        for one, other in combinations(answers, 2):
+            pairs = zip(answers[one], answers[other])
+            if all(same_outcome(a, b, task.tolerance) for a, b in pairs):
+                found.append((task.id, one, other))
+    return found
+
+
 def table_lines(chapter: Chapter, kills: Sequence[Kill]) -> list[str]:
     """The table as text: one row a mistake, one column a task; X where it fails."""
     width = max((len(kill.mistake.name) for kill in kills), default=0)
@@ -109,6 +128,9 @@ def main(course: Course, chapters: Sequence[str], target: Path | None) -> int:
         kills = kill_chapter(course, chapter)
         print("\n".join(table_lines(chapter, kills)))
         faults += sum(bool(kill.fault) for kill in kills)
+        for task, one, other in twins(course, chapter):
+            faults += 1
+            print(f'{task}: "{one}" and "{other}" agree on all that the tests ask')
         rows += [{"task": k.mistake.task, "name": k.mistake.name, "fault": k.fault} for k in kills]
     print(f"{len(rows)} mistakes, {faults} faults")
     if target:

@@ -16,15 +16,28 @@ from minivllm.config import ModelConfig
 from minivllm.engine import kv_pool
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.engine import Engine
+from minivllm.engine.memory_probe import activation_bytes
 from minivllm.engine.model_runner import ModelRunner
 from minivllm.engine.prefix_cache import PrefixCache
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine_config import EngineConfig
+from minivllm.models.decoder import CausalLM
 from minivllm.models.loader import load_model
-from minivllm.ops.table import UNITS, Part, build_ops, select_backend, wrap_parts
+from minivllm.ops.table import (
+    CAPTURABLE,
+    UNITS,
+    Ops,
+    Part,
+    build_ops,
+    select_backend,
+    wrap_parts,
+)
 from minivllm.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
+
+# Graph captures besides their logits; 36 buckets of a 28-layer model take about half of it.
+GRAPH_BYTES = 512 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,28 +77,56 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
         load_format=config.load_format,
         seed=config.seed,
     )
-    blocks = kv_pool.num_blocks(config, model_config, dtype, device)
-    kv_cache = kv_pool.allocate(blocks, config.kvcache_block_size, model_config, dtype, device)
-    runner = ModelRunner(
-        model,
-        ops,
-        kv_cache,
-        max_num_seqs=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        device=device,
-    )
+    runner = build_runner(config, model, ops, dtype, device)
+    in_step = device.type == "cpu" or bool(given)  # a user's part may look at what a step computed
+    if device.type == "cuda" and backend in CAPTURABLE and not (config.enforce_eager or given):
+        graphs = runner.capture_graphs()
+        logger.info(
+            "captured %d decode graphs in %.1f s, %.0f MiB",
+            len(graphs.buckets),
+            graphs.capture_seconds,
+            graphs.capture_bytes / 2**20,
+        )
     eos_ids = set(model_config.eos_token_ids)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         eos_ids.add(tokenizer.eos_token_id)
     engine = Engine(
-        build_scheduler(config, blocks, parts),
+        build_scheduler(config, runner.num_blocks, parts),
         runner,
         tokenizer,
         eos_ids=frozenset(eos_ids),
         share_prompts=config.enable_prefix_caching,
+        depth=0 if in_step else 1,
     )
-    engine.stats.kv_bytes = kv_cache.numel() * kv_cache.element_size()
+    engine.stats.kv_bytes = runner.kv_cache.nbytes
     return Built(engine, config, model_config, tokenizer, parts, backend)
+
+
+def build_runner(
+    config: EngineConfig, model: CausalLM, ops: Ops, dtype: torch.dtype, device: torch.device
+) -> ModelRunner:
+    """The runner with its KV pool, sized by what is left once weights and a step have theirs."""
+    assert config.max_model_len is not None
+
+    def make(blocks: int) -> ModelRunner:
+        return ModelRunner(
+            model,
+            ops,
+            kv_pool.allocate(blocks, config.kvcache_block_size, model.config, dtype, device),
+            max_num_seqs=config.max_num_seqs,
+            max_model_len=max_model_len,
+            device=device,
+        )
+
+    max_model_len = config.max_model_len
+    if config.num_kvcache_blocks is not None:
+        return make(config.num_kvcache_blocks)
+    if device.type == "cpu":
+        return make(kv_pool.num_blocks(config, model.config, dtype, kv_pool.cpu_room()))
+    logits_bytes = config.max_num_seqs * model.config.vocab_size * dtype.itemsize
+    reserved = activation_bytes(make, config) + logits_bytes + GRAPH_BYTES
+    room = kv_pool.gpu_room(config, device, reserved)
+    return make(kv_pool.num_blocks(config, model.config, dtype, room))
 
 
 def build_scheduler(config: EngineConfig, blocks: int, parts: Mapping[str, Part]) -> Scheduler:

@@ -17,27 +17,21 @@ from minivllm.engine_config import EngineConfig
 CPU_SHARE = 0.25  # of the memory available now: a notebook has other things in it too
 
 
-def num_blocks(
-    config: EngineConfig, model: ModelConfig, dtype: torch.dtype, device: torch.device
-) -> int:
-    """Blocks of the pool: as asked, or the least of what is useful and what there is room for.
+def num_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, room: int) -> int:
+    """Blocks of the pool: what is useful, or what `room` bytes hold where that is less.
 
     ValueError with the numbers where not even one sequence of max_model_len fits.
     """
     assert config.max_model_len is not None
-    if config.num_kvcache_blocks is not None:
-        return config.num_kvcache_blocks
     block_bytes = config.kvcache_block_size * model.kv_bytes_per_token(dtype.itemsize)
     per_sequence = -(-config.max_model_len // config.kvcache_block_size)
-    useful = config.max_num_seqs * per_sequence
-    room = _cpu_room() if device.type == "cpu" else _cuda_room(config, device)
-    blocks = min(useful, room // block_bytes)
+    blocks = min(config.max_num_seqs * per_sequence, room // block_bytes)
     if blocks < per_sequence:
         fits = max(room // block_bytes, 0) * config.kvcache_block_size
         raise ValueError(
             f"the KV cache of one sequence of max_model_len={config.max_model_len} needs "
-            f"{per_sequence * block_bytes / 2**20:.0f} MiB and {max(room, 0) / 2**20:.0f} MiB "
-            f"are free for it; the largest max_model_len that fits is {fits}"
+            f"{per_sequence * block_bytes / 2**20:.0f} MiB and {room / 2**20:.0f} MiB "
+            f"are left for it; the largest max_model_len that fits is {fits}"
         )
     return blocks
 
@@ -61,13 +55,28 @@ def allocate(
     return torch.from_numpy(raw).view(dtype).view(shape)
 
 
-def _cuda_room(config: EngineConfig, device: torch.device) -> int:
+def gpu_room(config: EngineConfig, device: torch.device, reserved: int) -> int:
+    """Bytes for the pool: the share of the card, less all that is in use now, less `reserved`.
+
+    Other processes' memory is in use too, and is named where it leaves nothing.
+    """
     free, total = torch.cuda.mem_get_info(device)
-    return int(config.gpu_memory_utilization * total) - (total - free)
+    ours = torch.cuda.memory_reserved(device)
+    others = total - free - ours
+    room = int(config.gpu_memory_utilization * total) - (total - free) - reserved
+    if room <= 0:
+        gib = 2**30
+        raise ValueError(
+            f"no GPU memory is left for the KV cache: gpu_memory_utilization="
+            f"{config.gpu_memory_utilization} of {total / gib:.1f} GiB, of which weights take "
+            f"{ours / gib:.1f}, a step and its graphs {reserved / gib:.1f}, and other processes "
+            f"and the driver {others / gib:.1f} GiB"
+        )
+    return room
 
 
-def _cpu_room() -> int:
-    """A share of the available memory, within the container's limit."""
+def cpu_room() -> int:
+    """Bytes for the pool: a share of the available memory, within the container's limit."""
     limits = [_available_memory()]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         file = Path("/sys/fs/cgroup") / name

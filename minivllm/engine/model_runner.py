@@ -61,7 +61,7 @@ class ModelRunner:
         self.model = model
         self.ops = ops
         self.kv_cache = kv_cache  # [L, 2, N, S, Hkv, D]
-        self.block_size = kv_cache.shape[3]
+        self.num_blocks, self.block_size = kv_cache.shape[2], kv_cache.shape[3]
         self.device = device
         self.graphs: DecodeGraphs | None = None  # see capture_graphs
         self.state = DeviceState(max_num_seqs, -(-max_model_len // self.block_size), device)

@@ -64,7 +64,8 @@ class SampleText:
             text=self.text,
             token_ids=seq.completion_ids,
             cumulative_logprob=self.cumulative_logprob,
-            logprobs=self.logprobs,
+            # A copy, as the ids are: an output must not grow in the hands of who has it.
+            logprobs=None if self.logprobs is None else list(self.logprobs),
             finish_reason=seq.finish_reason,
             stop_reason=seq.stop_reason,
         )

@@ -71,6 +71,8 @@ BACKENDS: dict[str, tuple[Fused, ...]] = {
         *_PACKED_LINEAR,
     ),
 }
+# Forms that a CUDA graph can record: they never wait for the device, and have fixed shapes.
+CAPTURABLE = ("triton",)
 # Known names that are not built yet: refused by name, never replaced silently.
 PLANNED_BACKENDS = ("triton", "flash_attn", "compile")
 

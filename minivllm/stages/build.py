@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from minivllm.bench.live import storage_bytes
 from minivllm.config import ModelConfig
 from minivllm.engine.build import pick_device, pick_dtype
 from minivllm.hub import resolve_model
@@ -80,6 +81,11 @@ class Stage:
         return [run(ids, count, eos_ids) for ids, count in zip(prompts, counts, strict=True)]
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.model.config.vocab_size
+
+    @property
     def tokens_computed(self) -> int:
         """Tokens that have gone through the model."""
         return self.model.tokens_computed
@@ -87,9 +93,7 @@ class Stage:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the tensors that are kept for keys and values: what is reserved."""
-        # By storage, each once: a view's own size is what is used.
-        storages = [view.untyped_storage() for view in self._kv_views()]
-        return sum({s.data_ptr(): s.nbytes() for s in storages}.values())
+        return storage_bytes(self._kv_views())
 
     @property
     def kv_bytes_used(self) -> int:
@@ -140,6 +144,11 @@ class EngineStage:
         ]
         outputs = self.llm.generate(list(prompts), params, use_tqdm=False)
         return [output.outputs[0].token_ids for output in outputs]
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below this."""
+        return self.llm.model_config.vocab_size
 
     @property
     def tokens_computed(self) -> int:

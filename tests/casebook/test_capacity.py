@@ -51,9 +51,7 @@ def test_k01_one_sequence_outgrows_the_pool(
 @DEPTHS
 @CACHING
 @pytest.mark.parametrize("count", [2, 3, 5])
-def test_k01_several_sequences_each_outgrow_the_pool(
-    count: int, caching: bool, depth: int
-) -> None:
+def test_k01_several_sequences_each_outgrow_the_pool(count: int, caching: bool, depth: int) -> None:
     scheduler = make_scheduler(4, 4, caching)
     seqs = [make_seq(i, [i] * (1 + 2 * i), G(100)) for i in range(count)]
     for seq in seqs:
@@ -285,7 +283,11 @@ def test_k39_random_life(seed: int, caching: bool, depth: int) -> None:
     """Add, step, abort and finish in random order; every invariant after every operation."""
     rng = random.Random(seed)
     scheduler = make_scheduler(
-        10, rng.choice([1, 3, 4]), caching, max_num_seqs=4, max_num_batched_tokens=rng.choice([4, 9])
+        10,
+        rng.choice([1, 3, 4]),
+        caching,
+        max_num_seqs=4,
+        max_num_batched_tokens=rng.choice([4, 9]),
     )
     capacity = scheduler.block_manager.num_blocks * scheduler.block_manager.block_size
     in_flight: list[StepPlan] = []
@@ -351,9 +353,7 @@ def test_k39_random_life(seed: int, caching: bool, depth: int) -> None:
 def test_k46_seats_count_who_holds_blocks(
     seats: int, budget: int, caching: bool, depth: int
 ) -> None:
-    scheduler = make_scheduler(
-        40, 4, caching, max_num_seqs=seats, max_num_batched_tokens=budget
-    )
+    scheduler = make_scheduler(40, 4, caching, max_num_seqs=seats, max_num_batched_tokens=budget)
     seqs = [make_seq(i, [i, 1, 2], G(6)) for i in range(20)]
     for seq in seqs:
         scheduler.add(seq)

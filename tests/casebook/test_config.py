@@ -61,7 +61,9 @@ SCALINGS = [
 
 
 @pytest.mark.parametrize(
-    ("family", "rope"), SCALINGS, ids=[f"{f}-{'-'.join(map(str, r.values()))}"[:40] for f, r in SCALINGS]
+    ("family", "rope"),
+    SCALINGS,
+    ids=[f"{f}-{'-'.join(map(str, r.values()))}"[:40] for f, r in SCALINGS],
 )
 def test_k18_scaled_rope_equals_transformers(
     tiny_model: Callable[..., Path],
@@ -204,9 +206,7 @@ def test_k22_one_rule_for_head_dim(
 def test_k22_no_head_dim_and_no_even_split(
     tiny_model: Callable[..., Path], copy_model: Callable[..., Path], head_dim: Any
 ) -> None:
-    path = copy_model(
-        tiny_model("llama"), hidden_size=60, num_attention_heads=8, head_dim=head_dim
-    )
+    path = copy_model(tiny_model("llama"), hidden_size=60, num_attention_heads=8, head_dim=head_dim)
     with pytest.raises(ValueError, match=r"hidden_size=60.*num_attention_heads=8"):
         make_llm(path)
 

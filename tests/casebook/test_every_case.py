@@ -12,10 +12,45 @@ ELSEWHERE = {
     "k16": "CUDA graph buckets: come with the graphs, their CPU unit included",
     "k41": "the command channel to workers: comes with tensor parallelism",
 }
-HERE = (
-    "k01 k03 k04 k05 k07 k08 k09 k10 k18 k19 k21 k22 k24 k25 k26 k28 k30 k32 k36 k37 k39 k40 k43 "
-    "k45 k46 k48 k49 k55 k56 k58 k59 k60 k61 k63 k64 k66 k67"
-).split()
+HERE = [
+    "k01",
+    "k03",
+    "k04",
+    "k05",
+    "k07",
+    "k08",
+    "k09",
+    "k10",
+    "k18",
+    "k19",
+    "k21",
+    "k22",
+    "k24",
+    "k25",
+    "k26",
+    "k28",
+    "k30",
+    "k32",
+    "k36",
+    "k37",
+    "k39",
+    "k40",
+    "k43",
+    "k45",
+    "k46",
+    "k48",
+    "k49",
+    "k55",
+    "k56",
+    "k58",
+    "k59",
+    "k60",
+    "k61",
+    "k63",
+    "k64",
+    "k66",
+    "k67",
+]
 
 
 def test_every_case_has_a_test() -> None:

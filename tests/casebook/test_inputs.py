@@ -263,7 +263,9 @@ def test_k37_heads_that_do_not_divide_are_refused(
 
 
 @DEPTHS
-@pytest.mark.parametrize("bad", [[7] * 9999, [], [320], [1.5], None, "\ud800"], ids=lambda b: repr(b)[:9])
+@pytest.mark.parametrize(
+    "bad", [[7] * 9999, [], [320], [1.5], None, "\ud800"], ids=lambda b: repr(b)[:9]
+)
 @pytest.mark.parametrize("call", ["generate", "stream"])
 def test_k48_one_bad_prompt_leaves_nothing(
     tiny_model: Callable[..., Path], reference: Callable[..., Any], call: str, bad: Any, depth: int
@@ -292,7 +294,9 @@ def test_k48_failure_inside_a_step(
     depth: int,
 ) -> None:
     path = tiny_model()
-    llm = make_llm(path, num_kvcache_blocks=9, max_num_batched_tokens=6, max_num_seqs=3, depth=depth)
+    llm = make_llm(
+        path, num_kvcache_blocks=9, max_num_batched_tokens=6, max_num_seqs=3, depth=depth
+    )
     runner: Any = llm.engine.runner
     owner = {
         "forward": runner.model.model,
@@ -329,7 +333,9 @@ def test_k48_interrupt_between_any_two_lines(
 ) -> None:
     """Ctrl-C may strike in the middle of a change: at every n-th line that the engine executes."""
     path = tiny_model()
-    llm = make_llm(path, num_kvcache_blocks=6, max_num_batched_tokens=6, max_num_seqs=3, depth=depth)
+    llm = make_llm(
+        path, num_kvcache_blocks=6, max_num_batched_tokens=6, max_num_seqs=3, depth=depth
+    )
     folder = str(Path(sys.modules[Engine.__module__].__file__ or "").parent)
     rng = random.Random(0)
     prompts = [[1, 2, 3, 4, 5], [6], [7, 8, 9] * 3, [1, 2, 3, 4, 9]]

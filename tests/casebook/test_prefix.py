@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from casebook_tools import (
-    G,
     SP,
+    G,
     drive,
     fake_token,
     ids,
@@ -117,7 +117,9 @@ def test_k24_the_engine_runs_on_pickled_plans(
     tiny_model: Callable[..., Path], reference: Callable[..., Any], depth: int
 ) -> None:
     path = tiny_model()
-    llm = make_llm(path, num_kvcache_blocks=9, max_num_batched_tokens=6, max_num_seqs=4, depth=depth)
+    llm = make_llm(
+        path, num_kvcache_blocks=9, max_num_batched_tokens=6, max_num_seqs=4, depth=depth
+    )
     runner: Any = llm.engine.runner
     launch = runner.launch
     runner.launch = lambda plan: launch(pickle.loads(pickle.dumps(plan)))

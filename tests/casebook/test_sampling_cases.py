@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from casebook_tools import G, SP, ids, make_llm, record_logits, run
+from casebook_tools import SP, G, ids, make_llm, record_logits, run
 from minivllm import LLM, RequestOutput, SamplingParams
 from minivllm.engine.step_plan import RowSampling
 from minivllm.ops.sampling import SamplingBatch, sample
@@ -48,12 +48,16 @@ def test_k09_a_seeded_request_is_alone_in_the_world(
     for position, fields in enumerate(kinds):
         mine = SP(seed=42, **fields)
         alone = ids(run(truth, [P], mine))[0]
-        others = [SP(), SP(seed=7, max_tokens=20), G(15), SP(seed=42, n=2)]
+        others = [
+            SP(max_tokens=5),
+            SP(seed=7, max_tokens=16),
+            G(15),
+            SP(seed=42, n=2, max_tokens=5),
+        ]
         prompts, params = [Q, R, P[:3], R + Q], list(others)
         prompts.insert(position * 2, P)
         params.insert(position * 2, mine)
         assert ids(run(llm, prompts, params))[position * 2] == alone
-        assert ids(run(llm, [P], mine))[0] == alone
         assert ids(run(llm, [P], SP(seed=43, **fields)))[0] != alone
     if options.get("num_kvcache_blocks", 64) < 9:
         assert llm.stats.preemptions > 0
@@ -75,10 +79,10 @@ def test_k09_samples_of_one_request_differ_and_repeat(
 
 def test_k09_unseeded_requests_differ(tiny_model: Callable[..., Path]) -> None:
     llm = make_llm(tiny_model())
-    long = SP(max_tokens=30)
-    texts = [ids(run(llm, [P], long))[0] for _ in range(3)]
+    long = SP(max_tokens=20)
+    texts = [ids(run(llm, [P], long))[0] for _ in range(2)]
     texts += ids(run(llm, [P, P], long))
-    texts += [s.token_ids for s in run(llm, [P], SP(max_tokens=30, n=2))[0].outputs]
+    texts += [s.token_ids for s in run(llm, [P], SP(max_tokens=20, n=2))[0].outputs]
     assert len({tuple(text) for text in texts}) == len(texts)
     # The engine's own seed makes a whole session repeatable.
     first, again, other = (
@@ -298,7 +302,9 @@ def test_k45_greedy_is_exact_in_a_mixed_batch(
     assert outputs[0] == outputs[2] == expected != outputs[1]
     # Greedy neighbours use up none of a sampling request's randomness.
     assert ids(run(llm, [[1, 2]], SP(seed=1, max_tokens=10)))[0] == outputs[1]
-    assert ids(run(llm, [[1, 2]], SP(temperature=0.0, seed=77, top_k=3, max_tokens=10)))[0] == expected
+    assert (
+        ids(run(llm, [[1, 2]], SP(temperature=0.0, seed=77, top_k=3, max_tokens=10)))[0] == expected
+    )
     assert [s.token_ids for s in run(llm, [[1, 2]], G(10, n=3))[0].outputs] == [expected] * 3
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 from transformers import AutoTokenizer
 
-from casebook_tools import G, SP, assert_clean, ids, make_llm, run, script
+from casebook_tools import SP, G, assert_clean, ids, make_llm, run, script
 from minivllm import LLM, SamplingParams
 from tiny_models import assert_greedy
 from tokenizer_builders import byte_ids, byte_level, llama2, save_dir
@@ -135,7 +135,7 @@ def test_k63_random_ids_joined_equal_decode(
     tokenizer = llm.get_tokenizer()
     params = G(20, n=40, skip_special_tokens=skip)
     output = run(llm, [[1]], params)[0]
-    streamed = {i: "" for i in range(40)}
+    streamed = dict.fromkeys(range(40), "")
     for piece in llm.stream([[1]], params):
         for sample in piece.outputs:
             streamed[sample.index] += sample.text
@@ -193,9 +193,11 @@ def test_k63_stop_strings(
         tokens = []
         for char in text:
             known = backend.token_to_id(char)
-            tokens += [known] if known is not None else [
-                backend.token_to_id(f"<0x{byte:02X}>") for byte in char.encode()
-            ]
+            tokens += (
+                [known]
+                if known is not None
+                else [backend.token_to_id(f"<0x{byte:02X}>") for byte in char.encode()]
+            )
     tokens = [*tokens, tokens[0], tokens[0]]
     llm = scripted(path, tokens, 1, depth=depth)
     count = len(tokens) - 2

@@ -211,7 +211,7 @@ def test_k43_an_index_that_lies(
             make_llm(path)
     # A tensor that the index names and its shard does not hold, needed or not.
     one = next(iter(good.values()))
-    index.write_text(json.dumps({"weight_map": {name: one for name in good}}))
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(good, one)}))
     with pytest.raises(ValueError, match="missing"):
         make_llm(path)
 
@@ -386,9 +386,7 @@ def test_k60_tied_with_a_head_in_the_file(
         torch.testing.assert_close(seen[0][0], hidden @ head.T, atol=1e-4, rtol=1e-4)
     else:
         assert model.lm_head is None
-        torch.testing.assert_close(
-            seen[0][0], truth.logits(PROMPTS[1])[-1], atol=1e-4, rtol=1e-4
-        )
+        torch.testing.assert_close(seen[0][0], truth.logits(PROMPTS[1])[-1], atol=1e-4, rtol=1e-4)
 
 
 def test_k60_untied_with_a_head(

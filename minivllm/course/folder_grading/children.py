@@ -105,7 +105,8 @@ def run_jobs(
             Job(job.course, job.file, job.chapter, job.hidden, (task.id,))
             for task in job.chapter.tasks
         ]
-        parts = _run_all(singles, limits, scratch / "again" / job.file.parent.name, at_once)
+        place = scratch / "again" / job.file.parent.name / job.chapter.id
+        parts = _run_all(singles, limits, place, at_once)
         done[job.file] = _joined(singles, parts)
     return done
 

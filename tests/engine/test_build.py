@@ -1,0 +1,107 @@
+"""Device, dtype, parts and tokenizer are chosen in one place."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from minivllm.engine.block_manager import BlockManager
+from minivllm.engine.build import (
+    build_engine,
+    build_scheduler,
+    load_tokenizer,
+    pick_device,
+    pick_dtype,
+)
+from minivllm.engine.prefix_cache import PrefixCache
+from minivllm.engine_config import EngineConfig
+from minivllm.ops.norms import rms_norm
+from minivllm.ops.table import wrap_parts
+
+CPU = torch.device("cpu")
+Make = Callable[..., Path]
+
+
+def test_dtype() -> None:
+    assert pick_dtype("auto", "bfloat16", CPU) == torch.float32
+    assert pick_dtype("bfloat16", "float32", CPU) == torch.bfloat16
+    assert pick_dtype("float16", "bfloat16", CPU) == torch.float16
+
+
+def test_dtype_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = torch.device("cuda", 0)
+    for capability, expected in (((7, 5), torch.float16), ((8, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        assert pick_dtype("auto", "bfloat16", cuda) == expected
+        assert pick_dtype("auto", "float16", cuda) == torch.float16
+        assert pick_dtype("auto", "float32", cuda) == torch.float32
+
+
+def test_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert pick_device("cpu") == CPU
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick_device("auto") == CPU
+    with pytest.raises(ValueError, match="device='cuda' was asked for"):
+        pick_device("cuda")
+    for name in ("gpu", "mps", "tpu:0", ""):
+        with pytest.raises(ValueError, match=f"device='{name}' is (unknown|not supported)"):
+            pick_device(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert pick_device("auto") == pick_device("cuda") == torch.device("cuda", 3)
+    assert pick_device("cuda:1") == torch.device("cuda", 1)
+
+
+def test_scheduler_and_block_manager() -> None:
+    base = {"max_model_len": 50, "max_num_batched_tokens": 60, "kvcache_block_size": 3}
+    for caching, manager_class in ((True, PrefixCache), (False, BlockManager)):
+        config = EngineConfig(**base, enable_prefix_caching=caching, max_num_seqs=5)
+        scheduler = build_scheduler(config, 9, {})
+        assert type(scheduler.block_manager) is manager_class
+        assert (scheduler.block_manager.num_blocks, scheduler.block_manager.block_size) == (9, 3)
+        assert (scheduler.max_num_seqs, scheduler.max_num_batched_tokens) == (5, 60)
+        assert scheduler.max_model_len == 50 and scheduler.enable_chunked_prefill
+    parts = wrap_parts({"block_manager": BlockManager})
+    config = EngineConfig(**base, enable_chunked_prefill=False)
+    scheduler = build_scheduler(config, 9, parts)
+    assert type(scheduler.block_manager) is BlockManager and parts["block_manager"].calls == 1
+    assert not scheduler.enable_chunked_prefill
+
+
+def test_cache_is_built_for_the_configs_head_dim(tiny_model: Make) -> None:
+    """Case K22: model, cache and rope agree on one head_dim."""
+    path = tiny_model("qwen3", head_dim=24)
+    built = build_engine(path, EngineConfig(max_model_len=32, kvcache_block_size=4, device="cpu"))
+    runner = built.engine.runner
+    assert runner.kv_cache.shape[-2:] == (2, 24)
+    assert runner.model.rope[0].shape == (32, 12)
+    assert built.engine.stats.kv_bytes == runner.kv_cache.numel() * 4
+
+
+def test_eos_of_all_three_sources(tiny_model: Make, copy_model: Make) -> None:
+    path = copy_model(tiny_model("qwen3"), eos_token_id=[7, 8])
+    (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 9}))
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings["eos_token"] = "<|im_end|>"
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    built = build_engine(path, EngineConfig(max_model_len=32, device="cpu"))
+    assert built.engine.eos_ids == {7, 8, 9, 257}
+
+
+def test_own_units_are_announced(tiny_model: Make, caplog: pytest.LogCaptureFixture) -> None:
+    options = EngineConfig(max_model_len=32, device="cpu", parts={"rms_norm": rms_norm})
+    with caplog.at_level(logging.INFO):
+        built = build_engine(tiny_model("qwen3"), options)
+    assert "in step with your own rms_norm" in caplog.text
+    assert "attention backend sdpa: the fastest form on a CPU" in caplog.text
+    assert built.backend == "sdpa" and built.engine.depth == 0
+
+
+def test_tokenizer_or_none(tiny_model: Make, tmp_path: Path) -> None:
+    assert load_tokenizer(tmp_path) is None
+    assert load_tokenizer(tiny_model("qwen3")) is not None

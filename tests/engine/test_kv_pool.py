@@ -1,0 +1,64 @@
+"""How large the pool is, and what is said where it cannot be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from minivllm.config import ModelConfig
+from minivllm.engine import kv_pool
+from minivllm.engine_config import EngineConfig
+
+CPU = torch.device("cpu")
+MODEL = ModelConfig.from_dict(
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 320,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 1000,
+    }
+)
+TOKEN = 2 * 3 * 2 * 32 * 4  # keys and values, layers, heads, head_dim, float32
+
+
+def blocks(room: int, **options) -> int:
+    config = EngineConfig.from_options(options).resolve(MODEL)
+    return kv_pool.num_blocks(config, MODEL, torch.float32, room)
+
+
+def test_shape_and_content() -> None:
+    pool = kv_pool.allocate(5, 3, MODEL, torch.bfloat16, CPU)
+    assert pool.shape == (3, 2, 5, 3, 2, 32) and pool.dtype == torch.bfloat16
+    assert not pool.any()
+    assert MODEL.kv_bytes_per_token(4) == TOKEN
+    assert pool.numel() * pool.element_size() == 5 * 3 * MODEL.kv_bytes_per_token(2)
+
+
+def test_no_more_than_is_useful() -> None:
+    assert blocks(2**40, max_num_seqs=5, max_model_len=100, kvcache_block_size=16) == 5 * 7
+    assert blocks(2**40, max_num_seqs=5, max_model_len=96, kvcache_block_size=16) == 5 * 6
+
+
+def test_no_more_than_there_is_room_for() -> None:
+    room = 70 * 16 * TOKEN - 1
+    assert blocks(room, max_num_seqs=5, max_model_len=1000) == 69
+    config = EngineConfig(max_model_len=1000)
+    assert kv_pool.num_blocks(config, MODEL, torch.bfloat16, room) == 139  # half the bytes
+
+
+def test_too_little_room_names_what_would_fit() -> None:
+    room = 10 * 16 * TOKEN
+    with pytest.raises(ValueError, match=r"max_model_len=1000 .* the largest .* that fits is 160"):
+        blocks(room)
+    assert blocks(room, max_model_len=160) == 10  # and it does fit
+    with pytest.raises(ValueError, match="0 MiB are left .* that fits is 0"):
+        blocks(0)
+
+
+def test_room_on_this_machine() -> None:
+    assert 0 < kv_pool.cpu_room() <= kv_pool._available_memory()

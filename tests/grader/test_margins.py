@@ -1,0 +1,46 @@
+"""Group 4: tolerances sit well between rounding and the nearest mistake."""
+
+import pytest
+import torch
+
+from grader_tools import COURSE
+from minivllm.course.kill_table import grade_here
+from minivllm.course.mistakes import load_mistakes
+
+pytestmark = pytest.mark.slow
+SEEDS = range(20)
+CHAPTERS = pytest.mark.parametrize("chapter", COURSE.chapters, ids=lambda chapter: chapter.id)
+
+
+def worst(grading, task):
+    """Largest error over allowed error in a task's tests."""
+    return max((step.ratio for step in grading.trails[task].steps), default=0.0)
+
+
+@CHAPTERS
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_the_solution_stays_under_a_fifth_of_the_tolerance(chapter, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for seed in SEEDS:
+            grading, output = grade_here(COURSE, chapter, "reference", [f"--course-seed={seed}"])
+            for result in grading.results():
+                assert result.state in ("pass", "unavailable"), f"seed {seed}\n{output}"
+                if result.state == "pass":
+                    ratio = worst(grading, result.id)
+                    assert ratio <= 0.2, f"{result.id}, seed {seed}: {ratio:.2f} of the tolerance"
+    finally:
+        torch.set_num_threads(before)
+
+
+@CHAPTERS
+def test_every_mistake_is_off_by_five_tolerances(chapter):
+    for mistake in load_mistakes(chapter.id):
+        if COURSE.task(mistake.task).device != "cpu":
+            continue
+        impl = f"mistake:{mistake.task}:{mistake.name}"
+        for seed in SEEDS:
+            grading, _ = grade_here(COURSE, chapter, impl, [f"--course-seed={seed}"])
+            ratio = worst(grading, mistake.task)
+            assert ratio >= 5, f"{mistake.task} {mistake.name}, seed {seed}: only {ratio:.2f}"
