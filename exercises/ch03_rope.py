@@ -51,7 +51,7 @@ def apply_rope(
     Multiply in float32. All heads of a token turn alike. The inputs are left as they were.
 
     Example:
-        >>> cos, sin = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])  # 0 and 90 degrees
+        >>> cos, sin = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])  # 0, 90 deg
         >>> apply_rope(torch.tensor([[[3.0, 4.0]], [[3.0, 4.0]]]), torch.tensor([0, 1]), cos, sin)
         tensor([[[ 3.,  4.]],
         <BLANKLINE>

@@ -17,10 +17,10 @@ def attention(
 ) -> torch.Tensor:
     """Causal attention of one sequence's queries over its keys, with grouped KV heads.
 
-    q: [Tq, Hq, D] float32, float16 or bfloat16; k, v: [Tk, Hkv, D] in the same dtype; scale: a float
-    that multiplies the scores; q_start: an int. Hq is a multiple of Hkv.
-    Row j of k and v is position j. Row i of q is position q_start + i: the queries may be the end of
-    the sequence (q_start > 0), or a part of it, with later keys behind (Tk > q_start + Tq).
+    q: [Tq, Hq, D] float32, float16 or bfloat16; k, v: [Tk, Hkv, D] in the same dtype, Hq a multiple
+    of Hkv; scale: a float that multiplies the scores; q_start: an int.
+    Row j of k and v is position j. Row i of q is position q_start + i: the queries may be the end
+    of the sequence (q_start > 0) or a part of it, with later keys behind (Tk > q_start + Tq).
     Query head h reads KV head h // (Hq // Hkv): neighbouring query heads share one.
     Returns [Tq, Hq, D] in q.dtype:  for each query and head
       scores[j] = scale * (q . k[j]) for the positions j <= the query's own, none for later ones;

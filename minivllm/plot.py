@@ -23,7 +23,7 @@ PALETTE = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F
 # Marks differ too, so that a figure survives a black-and-white printer.
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 WIDTH = 7.0  # inches; 700 pixels at the 100 dpi below, a notebook's column
-STYLE = {
+STYLE: dict[Any, Any] = {
     "figure.dpi": 100,
     "savefig.dpi": 100,
     "font.size": 10,
@@ -58,8 +58,8 @@ def lines(
     """One line a series over common x. Labels carry the units. Returns the figure."""
     figure, ax = _figure_of(ax)
     for index, (name, values) in enumerate(series.items()):
-        style = {"color": PALETTE[index % 8], "marker": MARKERS[index % 8], "markersize": 4}
-        ax.plot(x, values, label=name, **style)
+        color, marker = PALETTE[index % 8], MARKERS[index % 8]
+        ax.plot(x, values, label=name, color=color, marker=marker, markersize=4)
     if logx:
         ax.set_xscale("log")
     if logy:
@@ -223,8 +223,8 @@ def _figure_of(ax: Axes | None) -> tuple[Figure, Axes]:
     if ax is None:
         figure, axes = panels()
         return figure, axes[0]
-    figure: Any = ax.figure
-    return figure, ax
+    parent: Any = ax.figure  # typed as a figure or a part of one
+    return parent, ax
 
 
 def _label(ax: Axes, xlabel: str, ylabel: str, title: str) -> None:

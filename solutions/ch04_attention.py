@@ -26,5 +26,6 @@ def attention(
     k_position = torch.arange(k.shape[0], device=q.device)
     # Positions are compared, not rows: a chunk or a cached prefix starts at q_start > 0.
     future = k_position[None, :] > q_position[:, None]  # [Tq, Tk]
+    # softmax subtracts each row's maximum: exp of a score above 88 is beyond float32.
     probabilities = scores.masked_fill(future, float("-inf")).softmax(dim=-1)
     return torch.einsum("hqk,khd->qhd", probabilities, v).to(q.dtype)

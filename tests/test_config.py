@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_models import FAMILIES
 
 from minivllm.config import ModelConfig, RopeConfig, read_json
+from tiny_models import FAMILIES
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -8,12 +8,12 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import VOCAB_SIZE, Reference, assert_greedy
 
 import minivllm
 import minivllm.ops.rope
@@ -22,6 +22,7 @@ from minivllm.engine.prefix_cache import PrefixCache
 from minivllm.engine.scheduler import Scheduler
 from minivllm.ops.attention import attention, paged_decode
 from minivllm.ops.norms import rms_norm
+from tiny_models import VOCAB_SIZE, Reference, assert_greedy
 
 Make = Callable[..., Path]
 PROMPTS = [[5, 6, 7], [9], list(range(20, 37)), [1, 2, 3, 4]]
@@ -252,7 +253,8 @@ def test_a_joined_stream_is_generates_output(llm: LLM, seed: int) -> None:
         for output in outputs
     ]
     found = join(llm.stream(prompts, params), len(prompts))
-    for one, other in zip(sum(found, []), sum(expected, []), strict=True):
+    pairs = zip(chain(*found), chain(*expected), strict=True)
+    for one, other in pairs:
         # Numbers after a cache hit may round differently; everything else is the same.
         values = [
             [entry[token].logprob for entry, token in zip(sample.pop("logprobs"), sample["ids"])]
@@ -463,7 +465,7 @@ def test_metrics_of_a_request(llm: LLM) -> None:
     (output,) = llm.generate([[1, 2]], greedy(), use_tqdm=False)
     metrics = output.metrics
     assert metrics is not None and metrics.time_to_first_token is not None
-    assert 0 < metrics.time_to_first_token
+    assert metrics.time_to_first_token > 0
     assert metrics.arrival_time < metrics.first_token_time <= metrics.finished_time
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -65,13 +66,18 @@ def latency_curves(args: argparse.Namespace) -> dict[str, Any]:
     """Seconds a token behind texts of each length, for each stage."""
     curves: dict[str, list[float]] = {}
     max_len = max(args.lengths) + 32
-    with shape_directory(args.shape) as path:
+    with _shape(args.shape) as path:
         for name in stages.NAMES:
             stage = _build(name, str(path), args.device, max_len, load_format="dummy")
             curves[name] = bench.token_latency(stage, args.lengths)
             print(name, [f"{1e3 * x:.2f} ms" for x in curves[name]], file=sys.stderr)
             del stage
     return {"model": args.shape, "lengths": list(args.lengths), "seconds": curves}
+
+
+def _shape(name: str) -> AbstractContextManager[Path]:
+    """A directory of config.json: one of our own, or that of a known shape."""
+    return nullcontext(Path(name)) if Path(name).is_dir() else shape_directory(name)
 
 
 def _build(name: str, model: str, device: str, max_len: int, **options: Any) -> Any:

@@ -81,21 +81,31 @@ def step_work(
     return flops, weights + kv
 
 
-def ceilings(device: torch.device, dtype: torch.dtype | None = None) -> Ceilings:
-    """Measure both: reading a large tensor, and a large matrix product. Takes about a second."""
+def ceilings(
+    device: torch.device,
+    dtype: torch.dtype | None = None,
+    read_bytes: int | None = None,
+    side: int | None = None,
+    seconds: float = 0.3,
+) -> Ceilings:
+    """Measure both: reading a tensor, and a square matrix product. Takes 2 * `seconds`.
+
+    read_bytes: size of that tensor. Memory has levels: what fits in a cache is read faster, so a
+    fair roof for a small model is measured with a tensor as large as its weights.
+    """
     cuda = device.type == "cuda"
     dtype = dtype or (torch.bfloat16 if cuda else torch.float32)
-    size = 1 << (30 if cuda else 26)  # bytes, many times a CPU's caches
+    size = read_bytes or 1 << (32 if cuda else 26)
+    side = side or (8192 if cuda else 768)
     data = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
-    side = 8192 if cuda else 768
     a = torch.randn(side, side, dtype=dtype, device=device)
-    seconds = best_time(lambda: data.sum(), device)
-    product = best_time(lambda: a @ a, device)
+    reading = best_time(lambda: data.sum(), device, seconds)
+    product = best_time(lambda: a @ a, device, seconds)
     name = str(dtype).removeprefix("torch.")
-    return Ceilings(size / seconds, 2 * side**3 / product, str(device), name)
+    return Ceilings(size / reading, 2 * side**3 / product, str(device), name)
 
 
-def best_time(work: Callable[[], object], device: torch.device, seconds: float = 0.3) -> float:
+def best_time(work: Callable[[], object], device: torch.device, seconds: float) -> float:
     """Seconds of the fastest call within about `seconds`; a CUDA device is waited for."""
 
     def once() -> float:

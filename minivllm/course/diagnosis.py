@@ -44,6 +44,9 @@ class Trail:
 
     task: Task
     steps: list[Step] = field(default_factory=list)
+    # Mistakes that agree with the first `compared` steps; None before anything was wrong.
+    fitting: list[Mistake] | None = None
+    compared: int = 0
 
 
 def observe(probe: Probe, unit: Any) -> Outcome:
@@ -66,22 +69,28 @@ def same_outcome(one: Outcome, other: Outcome, tolerance: Mapping[str, float]) -
 
 
 def diagnose(trail: Trail) -> list[Mistake]:
-    """The mistakes that agree with every answer of the trail, the best known first.
+    """The mistakes that agree with every answer of the trail, in the order of their file.
 
     Empty when nothing was wrong or nothing fits: a guess would mislead.
     """
-    if not any(step.wrong for step in trail.steps):
-        return []
-    # Wrong answers tell mistakes apart soonest, so they are asked first.
-    steps = sorted(trail.steps, key=lambda step: not step.wrong)
-    found = []
-    for mistake in load_mistakes(trail.task.chapter):
-        if mistake.task == trail.task.id and all(
+    if trail.fitting is None:
+        if not any(step.wrong for step in trail.steps):
+            return []
+        known = load_mistakes(trail.task.chapter)
+        trail.fitting = [mistake for mistake in known if mistake.task == trail.task.id]
+    # What has once disagreed never fits again, so only new steps are asked. Wrong answers tell
+    # mistakes apart soonest and come first.
+    new = sorted(trail.steps[trail.compared :], key=lambda step: not step.wrong)
+    trail.compared = len(trail.steps)
+    trail.fitting = [
+        mistake
+        for mistake in trail.fitting
+        if all(
             same_outcome(observe(step.probe, mistake.unit), step.outcome, trail.task.tolerance)
-            for step in steps
-        ):
-            found.append(mistake)
-    return found
+            for step in new
+        )
+    ]
+    return trail.fitting
 
 
 def diagnosis_text(trail: Trail) -> str:

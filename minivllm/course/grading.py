@@ -37,6 +37,7 @@ class Grading:
     impl: str = "exercises"
     chain: bool = False
     seed: int = 0
+    threads: int = 1
     selected: list[str] = field(default_factory=list)  # ids of the tasks to report
     narrowed: bool = False  # single tests were picked: no task has all of its tests
     tests: list[TestResult] = field(default_factory=list)
@@ -46,10 +47,14 @@ class Grading:
     def units(self, chapter: str) -> Units:
         """The chapter's units, loaded at the first call of a run."""
         if chapter not in self._units:
+            import torch
+
             # Bound before a student's file is loaded: see compare.py.
             import minivllm.course.checks  # noqa: F401
             from minivllm.course.binding import units
 
+            # Small tensors gain nothing from threads, and lose much beside a busy neighbour.
+            torch.set_num_threads(self.threads)
             self._units[chapter] = units(self.impl, [chapter], self.course, self.chain)
         return self._units[chapter]
 

@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--grade-json", metavar="FILE", help="write Gradescope's JSON + progress.json")
     group.addoption("--hidden", metavar="DIR", help="add an instructor's tests from this folder")
+    group.addoption("--course-threads", type=int, default=1, metavar="N", help="torch's threads")
     group.addoption("--course-seed", type=int, metavar="N", help="seed of the tests' inputs")
 
 
@@ -82,6 +83,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         impl=config.getoption("--impl"),
         chain=config.getoption("--chain"),
         seed=course.seed if seed is None else seed,
+        threads=config.getoption("--course-threads"),
         selected=_selected(config, course.tasks, graded, visible),
         narrowed=_narrowed(config),
     )

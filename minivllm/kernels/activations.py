@@ -10,14 +10,15 @@ import torch
 import triton
 import triton.language as tl
 
-from minivllm.kernels.runtime import check_device, padded
+from minivllm.kernels.runtime import begin, check_device, overlaps, padded
 
 BLOCK = 1024  # 16 bytes a lane with four warps and two-byte types
 
 
 @triton.jit
-def _silu_mul_kernel(p_gate_up, p_out, stride_row, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _silu_mul_kernel(p_gate_up, p_out, stride_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """out = gate * sigmoid(gate) * up, where a row of gate_up is [gate | up]."""
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     o_i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     m_i = o_i < SIZE
@@ -42,5 +43,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         block = min(BLOCK, padded(size))
         # Rows on the first axis: the others end at 65535.
         grid = (rows, triton.cdiv(size, block))
-        _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), size, block)
+        pdl = overlaps(out.device)
+        _silu_mul_kernel[grid](
+            gate_up, out, gate_up.stride(0), size, block, pdl, launch_pdl=pdl
+        )
     return out

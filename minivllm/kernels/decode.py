@@ -12,24 +12,18 @@ import torch
 import triton
 import triton.language as tl
 
-from minivllm.kernels.attention_tile import FP8_LIFT, attend_tile, cache_rows
-from minivllm.kernels.runtime import capability, check_device, check_inner, padded
+from minivllm.kernels.attention_tile import attend_tile, cache_rows
+from minivllm.kernels.decode_fp8 import decode_fp8_kernel
+from minivllm.kernels.runtime import begin, capability, check_device, check_inner, overlaps, padded
+from minivllm.kernels.splits import combine_kernel, split_size
 from minivllm.kernels.tiles import Tile, decode_splits, padded_dim, select_tile
 
 
 @triton.jit
-def _split_size(length, SPLITS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Tokens of one split: whole tiles, evenly many. Short contexts need fewer splits."""
-    return tl.cdiv(tl.cdiv(length, BLOCK_N), SPLITS) * BLOCK_N
-
-
-@triton.jit
-def _decode_kernel(
+def decode_kernel(
     p_q,
     p_k,
     p_v,
-    p_k_scale,
-    p_v_scale,
     p_tables,
     p_lens,
     p_out,
@@ -46,16 +40,17 @@ def _decode_kernel(
     BLOCK_G: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out[b, h] = softmax(q[b, h] k^T scale) v over tokens 0..len[b]-1, h of one KV head
 
     With splits: the same over a part of the tokens, and the logarithm (base 2) of its sum.
     """
+    begin(PDL)
     head, split = tl.program_id(0), tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     length = tl.load(p_lens + row)
-    size = _split_size(length, SPLITS, BLOCK_N)
+    size = split_size(length, SPLITS, BLOCK_N)
     start = split * size
     end = tl.minimum(start + size, length)
     o_g, o_d = tl.arange(0, BLOCK_G), tl.arange(0, BLOCK_D)
@@ -71,8 +66,6 @@ def _decode_kernel(
     # [G, D]
     o_q = row * stride_q + (head * GROUP + o_g)[:, None] * DIM + o_d[None, :]
     b_q = tl.load(p_q + o_q, mask=m_o, other=0.0)
-    if FP8:
-        b_q = b_q.to(tl.float16)
     b_max = tl.full((BLOCK_G,), float("-inf"), tl.float32)
     b_sum = tl.zeros((BLOCK_G,), tl.float32)
     b_acc = tl.zeros((BLOCK_G, BLOCK_D), tl.float32)
@@ -83,20 +76,18 @@ def _decode_kernel(
     for n in range(start, whole, BLOCK_N):
         rows = cache_rows(p_table, n, end, head, HEADS, S, BLOCK_N, False)
         b_max, b_sum, b_acc = attend_tile(
-            b_q, b_max, b_sum, b_acc, p_k, p_v, p_k_scale, p_v_scale, rows, m_n, m_n[None, :],
-            scale, DIM, BLOCK_D, False, FP8,
+            b_q, b_max, b_sum, b_acc, p_k, p_v, None, None, rows, m_n, m_n[None, :],
+            scale, DIM, BLOCK_D, False, False,
         )  # fmt: skip
     if whole < end:
         m_n = whole + tl.arange(0, BLOCK_N) < end
         rows = cache_rows(p_table, whole, end, head, HEADS, S, BLOCK_N, True)
         b_max, b_sum, b_acc = attend_tile(
-            b_q, b_max, b_sum, b_acc, p_k, p_v, p_k_scale, p_v_scale, rows, m_n, m_n[None, :],
-            scale, DIM, BLOCK_D, True, FP8,
+            b_q, b_max, b_sum, b_acc, p_k, p_v, None, None, rows, m_n, m_n[None, :],
+            scale, DIM, BLOCK_D, True, False,
         )  # fmt: skip
 
     b_out = b_acc / b_sum[:, None]
-    if FP8:
-        b_out *= 1.0 / FP8_LIFT
     if SPLITS == 1:
         b_out = b_out.to(p_out.dtype.element_ty)
         tl.store(p_out + o_head[:, None] * DIM + o_d[None, :], b_out, mask=m_o)
@@ -104,39 +95,6 @@ def _decode_kernel(
         o_part = o_head * SPLITS + split
         tl.store(p_partial + o_part[:, None] * DIM + o_d[None, :], b_out, mask=m_o)
         tl.store(p_lse + o_part, b_max + tl.log2(b_sum), mask=o_g < GROUP)
-
-
-@triton.jit
-def _combine_kernel(
-    p_partial,
-    p_lse,
-    p_lens,
-    p_out,
-    HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """w[s] = 2^(lse[s] - max lse);  out = sum_s w[s] partial[s] / sum_s w[s]"""
-    head = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    length = tl.load(p_lens + row)
-    o_s, o_d = tl.arange(0, BLOCK_S), tl.arange(0, BLOCK_D)
-    # Splits that had tokens; the others wrote nothing. A pad row has none, and sums up to 0.
-    live = tl.cdiv(length, tl.maximum(_split_size(length, SPLITS, BLOCK_N), 1))
-    m_s, m_d = o_s < live, o_d < DIM
-    o_part = (row * HEADS + head) * SPLITS + o_s
-    # [S], [S, D]
-    b_lse = tl.load(p_lse + o_part, mask=m_s, other=float("-inf"))
-    m_part = m_s[:, None] & m_d[None, :]
-    b_part = tl.load(p_partial + o_part[:, None] * DIM + o_d[None, :], mask=m_part, other=0.0)
-    b_w = tl.where(m_s, tl.exp2(b_lse - tl.max(b_lse, axis=0)), 0.0)
-    total = tl.sum(b_w, axis=0)
-    b_out = tl.sum(b_part * b_w[:, None], axis=0) / tl.where(total > 0, total, 1.0)
-    p_row = p_out + (row * HEADS + head) * DIM
-    tl.store(p_row + o_d, b_out.to(p_out.dtype.element_ty), mask=m_d)
 
 
 def paged_decode(
@@ -185,18 +143,25 @@ def launch_decode(
     if splits > 1:
         partial = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-    block_d = padded_dim(dim)
+    block_d, pdl = padded_dim(dim), overlaps(q.device)
     # Heads first: neighbouring programs read neighbouring bytes of the same tokens.
-    _decode_kernel[(kv_heads, splits, rows)](
-        q, k_cache, v_cache, k_scale, v_scale, block_tables, context_lens, out, partial, lse,
+    grid = (kv_heads, splits, rows)
+    shared = (
+        block_tables, context_lens, out, partial, lse,
         q.stride(0), block_tables.stride(0), scale * math.log2(math.e),
         kv_heads, heads // kv_heads, dim, block_size, splits,
-        tile.block_m, tile.block_n, block_d, k_scale is not None,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        tile.block_m, tile.block_n, block_d, pdl,
     )  # fmt: skip
+    options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages, "launch_pdl": pdl}
+    if k_scale is None:
+        decode_kernel[grid](q, k_cache, v_cache, *shared, **options)
+    else:
+        pairs = (k_cache.view(torch.int16), v_cache.view(torch.int16))
+        decode_fp8_kernel[grid](q, *pairs, k_scale, v_scale, *shared, **options)
     if splits > 1:
-        _combine_kernel[(heads, rows)](
+        combine_kernel[(heads, rows)](
             partial, lse, context_lens, out,
-            heads, dim, splits, tile.block_n, padded(splits), block_d, num_warps=1,
+            heads, dim, splits, tile.block_n, padded(splits), block_d, pdl,
+            num_warps=1, launch_pdl=pdl,
         )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minivllm.kernels.runtime import check_device, check_inner, padded
+from minivllm.kernels.runtime import begin, check_device, check_inner, overlaps, padded
 
 FP8_MAX = tl.constexpr(448.0)  # the largest number of e4m3
 
@@ -43,8 +43,10 @@ def _store_kv_kernel(
     DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """cache[slot[t], h] = x[t, h] for k and v; nothing where slot[t] is -1"""
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     slot = tl.load(p_slots + token)
@@ -93,5 +95,7 @@ def store_kv(
             dim,
             padded(dim),
             k_scale is not None,
+            overlaps(k.device),
+            launch_pdl=overlaps(k.device),
             num_warps=1,
         )

@@ -1,17 +1,18 @@
 """The product of a few rows with a weight matrix, in Triton: it takes as long as the weight's bytes.
 
-Owns the kernels of `ops.linear.linear` for small T. cuBLAS is tuned for large T and leaves most of
-the memory bandwidth unused below: at T = 1 an o_proj of 4 MB takes it 12.8 us on an H200, and the
-bytes need 1. Never used for large T. Lesson 13.
+Owns the kernels of `ops.linear.linear` for small T, and when they are taken. cuBLAS is tuned for
+large T: at T = 1 an o_proj of 4 MB takes it 12.7 us on an H200, where the bytes need 0.9. Never
+used for large T, nor in float32. Lesson 13.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 
-from minivllm.kernels.runtime import check_device
+from minivllm.kernels.runtime import begin, check_device, overlaps, padded
 
 
 @triton.jit
@@ -25,6 +26,7 @@ def _gemv_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BIAS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out[n] = sum_k x[k] w[n, k] + bias[n]: one row, on the plain arithmetic units"""
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -33,9 +35,12 @@ def _gemv_kernel(
     for first in tl.static_range(0, K, BLOCK_K):  # unrolled: all loads leave before the first use
         o_k = first + tl.arange(0, BLOCK_K)
         m_k = o_k < K
-        # [N, K], [K]
+        # [N, K]
         o_w = o_n.to(tl.int64)[:, None] * K + o_k[None, :]
         b_w = tl.load(p_w + o_w, mask=m_n[:, None] & m_k[None, :], other=0.0)
+        if first == 0:
+            begin(PDL)  # weights depend on no other kernel: their loads are on the way already
+        # [K]
         b_x = tl.load(p_x + o_k, mask=m_k, other=0.0)
         b_acc += b_w.to(tl.float32) * b_x.to(tl.float32)[None, :]
     b_out = tl.sum(b_acc, axis=1)
@@ -44,7 +49,7 @@ def _gemv_kernel(
     tl.store(p_out + o_n, b_out.to(p_out.dtype.element_ty), mask=m_n)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _linear_kernel(
     p_x,
     p_w,
@@ -61,40 +66,45 @@ def _linear_kernel(
     BLOCK_K: tl.constexpr,
     SPLIT_K: tl.constexpr,
     BIAS: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out[m, n] = sum_k x[m, k] w[n, k] + bias[n]
 
     With SPLIT_K > 1 a program sums a part of k; the last of a tile to finish adds up all parts.
     """
+    begin(PDL)
     o_n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     o_m = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     split = tl.program_id(2)
-    m_n, m_m = o_n < N, o_m < M
     PART: tl.constexpr = K // SPLIT_K
     o_k = split * PART + tl.arange(0, BLOCK_K)
-    p_x_tile = p_x + o_m.to(tl.int64)[:, None] * stride_x + o_k[None, :]
-    p_w_tile = p_w + o_n.to(tl.int64)[:, None] * K + o_k[None, :]
+    # Rows beyond the end are read as other rows, and never stored: cheaper than a mask.
+    p_x_tile = p_x + (o_m % M).to(tl.int64)[:, None] * stride_x + o_k[None, :]
+    p_w_tile = p_w + (o_n % N).to(tl.int64)[:, None] * K + o_k[None, :]
     b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     for first in range(0, PART, BLOCK_K):
         # [M, K], [N, K]
-        b_x = tl.load(p_x_tile + first, mask=m_m[:, None], other=0.0)
-        b_w = tl.load(p_w_tile + first, mask=m_n[:, None], other=0.0)
+        b_x = tl.load(p_x_tile + first)
+        b_w = tl.load(p_w_tile + first)
         b_acc = tl.dot(b_x, tl.trans(b_w), b_acc, input_precision="ieee")
+    m_n = o_n < N
+    m_out = (o_m < M)[:, None] & m_n[None, :]
     o_out = o_m.to(tl.int64)[:, None] * N + o_n[None, :]
-    m_out = m_m[:, None] & m_n[None, :]
     if SPLIT_K > 1:
-        tl.store(p_partial + split.to(tl.int64) * M * N + o_out, b_acc, mask=m_out)
-        # The count tells that the parts before it are written. It only ever grows, and is taken
-        # modulo SPLIT_K, so that no launch has to clear it.
+        size = M.to(tl.int64) * N
+        tl.store(p_partial + split * size + o_out, b_acc, mask=m_out)
+        # All of the program's stores come before its count, and the count before the last one's
+        # loads. The last one also leaves the counter as it was found.
         tl.debug_barrier()
-        tile = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
-        done = tl.atomic_add(p_counter + tile, 1, sem="acq_rel")
-        if done % SPLIT_K != SPLIT_K - 1:
+        p_tile = p_counter + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        if tl.atomic_add(p_tile, 1, sem="acq_rel") < SPLIT_K - 1:
             return
+        tl.store(p_tile, 0)
         b_acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
         for part in tl.static_range(SPLIT_K):  # in order, so that the sum is always the same
-            p_part = p_partial + part * M.to(tl.int64) * N + o_out
-            b_acc += tl.load(p_part, mask=m_out, other=0.0, cache_modifier=".cg")
+            b_acc += tl.load(
+                p_partial + part * size + o_out, mask=m_out, other=0.0, cache_modifier=".cg"
+            )
     if BIAS:
         b_acc += tl.load(p_bias + o_n, mask=m_n, other=0.0).to(tl.float32)[None, :]
     tl.store(p_out + o_out, b_acc.to(p_out.dtype.element_ty), mask=m_out)
@@ -107,14 +117,16 @@ def launch_gemv(
     block_n: int,
     block_k: int,
     num_warps: int,
+    pdl: bool | None = None,
 ) -> torch.Tensor:
     """x: [1, K], weight: [N, K] -> [1, N], by the kernel for one row."""
     check_device("linear", x, weight)
+    pdl = overlaps(x.device) if pdl is None else pdl
     features, size = weight.shape
     out = torch.empty(1, features, dtype=x.dtype, device=x.device)
     _gemv_kernel[(triton.cdiv(features, block_n),)](
-        x, weight, bias, out, features, size, block_n, block_k, bias is not None,
-        num_warps=num_warps,
+        x, weight, bias, out, features, size, block_n, block_k, bias is not None, pdl,
+        num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -128,12 +140,14 @@ def launch_linear(
     counter: torch.Tensor | None,
     num_warps: int,
     num_stages: int,
+    pdl: bool | None = None,
 ) -> torch.Tensor:
     """x: [M, K], weight: [N, K] -> [M, N]. K is a multiple of block[2] * split_k.
 
     counter: int32 zeros, one a tile at least, for this weight and stream alone.
     """
     check_device("linear", x, weight)
+    pdl = overlaps(x.device) if pdl is None else pdl
     rows, size = x.shape
     features = weight.shape[0]
     out = torch.empty(rows, features, dtype=x.dtype, device=x.device)
@@ -144,7 +158,7 @@ def launch_linear(
     grid = (triton.cdiv(features, block_n), triton.cdiv(rows, block_m), split_k)
     _linear_kernel[grid](
         x, weight, bias, out, partial, counter, rows, features, x.stride(0),
-        size, block_m, block_n, block_k, split_k, bias is not None,
-        num_warps=num_warps, num_stages=num_stages,
+        size, block_m, block_n, block_k, split_k, bias is not None, pdl,
+        num_warps=num_warps, num_stages=num_stages, launch_pdl=pdl,
     )  # fmt: skip
     return out

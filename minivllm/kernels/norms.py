@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from minivllm.kernels.runtime import check_device, padded
+from minivllm.kernels.runtime import begin, check_device, overlaps, padded
 
 
 @triton.jit
@@ -25,10 +25,12 @@ def _rms_norm_kernel(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ADD: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """sum = x + residual                         (ADD only; stored, the next layer's residual)
     y = sum / sqrt(mean(sum^2) + eps) * weight
     """
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     o_h = tl.arange(0, BLOCK)
     m_h = o_h < SIZE
@@ -86,6 +88,8 @@ def _launch(
             size,
             block,
             residual is not None,
+            overlaps(x.device),
+            launch_pdl=overlaps(x.device),
             num_warps=min(max(block // 1024, 4 if block >= 512 else 1), 16),
         )
     return out, total

@@ -9,8 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-# The largest Gumbel number that 23 bits can give, rounded up: -log(-log(1 - 2^-24)) = 16.6355.
-MOST_NOISE = tl.constexpr(16.64)
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -47,6 +46,18 @@ def words(seed, sample_index, position, o_group):
     )
     # Joined so that word w of a group stands at column w, in the lane that computed it.
     return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), (o_group.shape[0], 4))
+
+
+@triton.jit
+def may_reach(b_words, b_gap):
+    """Whether noise from these words can be `b_gap` or more; now and then true where it can not.
+
+    g >= gap means u >= exp(-exp(-gap)): two fast exponentials instead of two exact logarithms. The
+    word's upper 23 bits become u by putting the exponent of 1 above them.
+    """
+    b_u = ((b_words >> 9) | 0x3F800000).to(tl.float32, bitcast=True) - 1.0  # up to 2^-24 too small
+    b_least = tl.exp2(tl.exp2(b_gap * -LOG2_E) * -LOG2_E)
+    return b_u >= b_least - 1e-6  # the fast exponentials are good to 2e-7 here
 
 
 @triton.jit

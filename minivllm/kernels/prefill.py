@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from minivllm.kernels.attention_tile import FP8_LIFT, attend_tile, cache_rows
-from minivllm.kernels.runtime import capability, check_device, check_inner
+from minivllm.kernels.runtime import begin, capability, check_device, check_inner, overlaps
 from minivllm.kernels.tiles import Tile, padded_dim, select_tile
 
 
@@ -39,8 +39,10 @@ def _prefill_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out[t, h] = softmax(q[t, h] k^T scale) v over tokens 0..position[t] of t's sequence"""
+    begin(PDL)
     q_head = tl.program_id(1)
     row = tl.program_id(2).to(tl.int64)
     first_token = tl.load(p_bounds + row)
@@ -136,13 +138,14 @@ def launch_prefill(
     block_size, kv_heads = k_cache.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grid = (triton.cdiv(max_seqlen_q, tile.block_m), heads, context_lens.shape[0])
+    pdl = overlaps(q.device)
     if not (grid[0] and grid[2]):
         return out
     _prefill_kernel[grid](
         q, k_cache, v_cache, k_scale, v_scale, block_tables, context_lens, cu_seqlens_q, out,
         q.stride(0), block_tables.stride(0), scale * math.log2(math.e),
         kv_heads, heads // kv_heads, dim, block_size,
-        tile.block_m, tile.block_n, padded_dim(dim), k_scale is not None,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        tile.block_m, tile.block_n, padded_dim(dim), k_scale is not None, pdl,
+        num_warps=tile.num_warps, num_stages=tile.num_stages, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from minivllm.kernels.kv import store_row
-from minivllm.kernels.runtime import check_device, check_inner, padded
+from minivllm.kernels.runtime import begin, check_device, check_inner, overlaps, padded
 
 
 @triton.jit
@@ -86,8 +86,10 @@ def _qk_norm_rope_store_kernel(
     BLOCK_D: tl.constexpr,
     NORM: tl.constexpr,
     FP8: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """out[t] = rope(norm(q[t]));  k_cache[slot[t]] = rope(norm(k[t]));  v_cache[slot[t]] = v[t]"""
+    begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     position = tl.load(p_positions + token)
@@ -148,13 +150,14 @@ def qk_norm_rope_store(
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    pdl = overlaps(q.device)
     if tokens:
         _qk_norm_rope_store_kernel[(tokens, kv_heads)](
             q, k, v, q_weight, k_weight, eps, positions, cos, sin,
             k_cache, v_cache, k_scale, v_scale, slot_mapping, out,
             q.stride(0), k.stride(0), v.stride(0),
             kv_heads, heads // kv_heads, padded(heads // kv_heads), dim, padded(dim),
-            q_weight is not None, k_scale is not None,
-            num_warps=1,
+            q_weight is not None, k_scale is not None, pdl,
+            launch_pdl=pdl, num_warps=1,
         )  # fmt: skip
     return out

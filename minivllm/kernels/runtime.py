@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import torch
 import triton
+import triton.language as tl
 from triton import knobs
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 # Read once: Triton itself decides at the definition of a kernel, so a later change has no effect.
 INTERPRET = bool(knobs.runtime.interpret)
@@ -46,3 +48,21 @@ def padded(size: int) -> int:
 def capability(device: torch.device) -> tuple[int, int]:
     """Compute capability, (0, 0) in the interpreter."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)
+
+
+def overlaps(device: torch.device) -> bool:
+    """Whether a kernel may start while the one before it ends (from Hopper on): see `begin`."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+@triton.jit
+def begin(PDL: tl.constexpr):
+    """Wait for the kernel before this one, and let the next one come; first in every kernel.
+
+    Under programmatic dependent launch the next kernel's programs take their places while this
+    one's last programs still run, and wait here. Without it, a launch starts after the last program
+    of the one before has left.
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -10,8 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
-from minivllm.kernels.filters import row_cut, row_max
-from minivllm.kernels.philox import MOST_NOISE, gumbel, words
+from minivllm.kernels.filters import row_cut
+from minivllm.kernels.philox import gumbel, may_reach, words
 from minivllm.kernels.runtime import INTERPRET, check_device, padded
 from minivllm.ops.sampling import SamplingBatch
 
@@ -22,41 +22,53 @@ BLOCK = 64 if INTERPRET else 4096
 
 
 @triton.jit
+def _block(p_row, size, vocab_start, block, GROUPS: tl.constexpr):
+    """Token ids [GROUPS, 4] of a block, and their logits; -inf outside the row."""
+    o_group = vocab_start // 4 + block * GROUPS + tl.arange(0, GROUPS)
+    o_id = o_group[:, None] * 4 + tl.arange(0, 4)[None, :]
+    o_column = o_id - vocab_start
+    m_x = (o_column >= 0) & (o_column < size)
+    # [GROUPS, 4]
+    b_x = tl.load(p_row + o_column, mask=m_x, other=float("-inf"))
+    return o_group, o_id, b_x
+
+
+@triton.jit
 def _best_of_range(
     p_row, size, vocab_start, first, last, reference, cut, inverse_t, greedy,
     seed, sample_index, position, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """argmax over blocks first..last-1 of (x - reference) / T + noise: (reference, score, id).
+    """argmax over blocks first..last-1 of (x - reference) / T + noise: (best score, its id, ...).
 
     One pass: where a block raises the reference (the largest logit so far), the best score is
-    lowered by as much. A block whose largest logit could not win with the largest noise that there
-    is makes no noise: with a model's logits, and unlike with random ones, that is most blocks.
+    lowered by as much. Noise is made exactly only in blocks where some token may beat the best one
+    so far, about 4 of 37: that takes the logarithms, half of the work, out of the others.
     """
     best = tl.full((), float("-inf"), tl.float32)
     best_id = vocab_start + tl.zeros((), tl.int32)
-    most_noise = tl.where(greedy, 0.0, MOST_NOISE)
+    o_group, o_id, b_next = _block(p_row, size, vocab_start, first, GROUPS)
     for block in range(first, last):
-        o_group = vocab_start // 4 + block * GROUPS + tl.arange(0, GROUPS)
-        o_id = o_group[:, None] * 4 + tl.arange(0, 4)[None, :]
-        o_column = o_id - vocab_start
-        # [GROUPS, 4]
-        m_x = (o_column >= 0) & (o_column < size)
-        b_x = tl.load(p_row + o_column, mask=m_x, other=float("-inf")).to(tl.float32)
-        block_max = tl.max(tl.max(b_x, axis=1), axis=0)
-        higher = tl.clamp(block_max, reference, -LEAST)
+        o_now, o_token, b_x = o_group, o_id, b_next.to(tl.float32)
+        # The next block's logits come while this one is worked on.
+        o_group, o_id, b_next = _block(p_row, size, vocab_start, block + 1, GROUPS)
+        higher = tl.clamp(tl.max(tl.max(b_x, axis=1), axis=0), reference, -LEAST)
         best += (reference - higher) * inverse_t
         reference = higher
-        if (block_max - reference) * inverse_t + most_noise >= best:
-            b_s = (b_x - reference) * inverse_t
-            b_score = tl.where(b_s >= cut, b_s, float("-inf"))
-            if greedy == 0:
-                b_score += gumbel(words(seed, sample_index, position, o_group))
-            block_best = tl.max(tl.max(b_score, axis=1), axis=0)
-            if block_best > best:
-                best = block_best
-                # The lowest id on a tie, within the block as between blocks.
-                b_winner = tl.where(b_score == block_best, o_id, 2147483647)
-                best_id = tl.min(tl.min(b_winner, axis=1), axis=0)
+        b_score = (b_x - reference) * inverse_t
+        b_score = tl.where(b_score >= cut, b_score, float("-inf"))
+        if greedy == 0:
+            b_words = words(seed, sample_index, position, o_now)
+            b_may_win = may_reach(b_words, best - b_score).to(tl.int32)
+            if tl.max(tl.max(b_may_win, axis=1), axis=0) > 0:
+                b_score += gumbel(b_words)
+            else:
+                b_score += float("-inf")
+        block_best = tl.max(tl.max(b_score, axis=1), axis=0)
+        if block_best > best:
+            best = block_best
+            # The lowest id on a tie, within the block as between blocks.
+            b_winner = tl.where(b_score == block_best, o_token, 2147483647)
+            best_id = tl.min(tl.min(b_winner, axis=1), axis=0)
     return reference, best, best_id
 
 
@@ -87,8 +99,7 @@ def _sample_kernel(
         # The cut depends on the whole row: its first program takes all of it.
         first, last = tl.where(split == 0, 0, blocks), blocks
         if split == 0:
-            reference = row_max(p_row, size, BLOCK)
-            cut, alone = row_cut(p_row, size, reference, inverse_t, top_k, top_p, min_p, BLOCK)
+            reference, cut, alone = row_cut(p_row, size, top_k, top_p, min_p, inverse_t, BLOCK)
             greedy = greedy | alone
     reference, score, best_id = _best_of_range(
         p_row, size, vocab_start, first, last, reference, cut, inverse_t, greedy,

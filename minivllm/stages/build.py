@@ -125,7 +125,8 @@ class EngineStage:
 
         self.mine = tuple(mine or ())
         self.max_len = max_len
-        self.llm = LLM(model, max_model_len=max_len, parts=dict(mine or {}) or None, **options)
+        parts = {**(options.pop("parts", None) or {}), **(mine or {})}
+        self.llm = LLM(model, max_model_len=max_len, parts=parts or None, **options)
 
     def generate(
         self,

@@ -27,7 +27,8 @@ def _tokenizer(args: argparse.Namespace) -> None:
     stories = data.read_stories(args.stories)
     tokenizer = train_tokenizer(data.corpus(stories, args.told // 4, args.seed), args.vocab)
     save_tokenizer(tokenizer, args.out)
-    streams = data.build(stories, tokenizer, args.told, args.passes, args.seed)
+    # Another seed than the corpus: else the first told stories would be those the BPE has seen.
+    streams = data.build(stories, tokenizer, args.told, args.passes, args.seed + 1)
     counts = data.save_streams(streams, Path(args.out) / "streams.npz")
     (Path(args.out) / "counts.json").write_text(json.dumps(counts, indent=1))
     print(json.dumps(counts, indent=1))
@@ -54,8 +55,13 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _evaluate(args: argparse.Namespace) -> None:
-    from minivllm.tiny.evaluate import evaluate
+    from minivllm.tiny.evaluate import Judge, evaluate, sample
 
+    if args.samples_only:
+        rows = sample(Judge(args.model), args.samples, args.temperature, args.seed)["texts"]
+        for row in rows:
+            print(f"[seed {row['seed']}, {'ended' if row['ended'] else 'cut'}] {row['text']}\n")
+        return
     report = evaluate(args.model, args.data, args.samples, args.temperature, args.seed)
     text = json.dumps(report, indent=1, ensure_ascii=False)
     if args.out:
@@ -66,7 +72,7 @@ def _evaluate(args: argparse.Namespace) -> None:
 def _export(args: argparse.Namespace) -> None:
     from minivllm.tiny.export import export
 
-    files = export(args.weights, args.tokenizer, args.out, args.report, args.summary, args.counts)
+    files = export(args.run_dir, args.tokenizer, args.report, args.out, args.reading, args.stories)
     print(json.dumps(files, indent=1))
 
 
@@ -101,8 +107,8 @@ def build_parser() -> argparse.ArgumentParser:
     step.add_argument(
         "--told", type=int, default=40000, help="stories told directly by the grammar"
     )
-    step.add_argument("--passes", type=int, default=12, help="encoded passes over all answers")
-    step.add_argument("--seed", type=int, default=2)
+    step.add_argument("--passes", type=int, default=8, help="encoded passes over all answers")
+    step.add_argument("--seed", type=int, default=1)
     step.set_defaults(run=_tokenizer)
 
     step = steps.add_parser("train", help="train the model; resumes from the checkpoint in --out")
@@ -130,14 +136,15 @@ def build_parser() -> argparse.ArgumentParser:
     step.add_argument("--temperature", type=float, default=0.7)
     step.add_argument("--seed", type=int, default=0, help="seed of the first sample")
     step.add_argument("--out", default=None, help="also write the report here")
+    step.add_argument("--samples-only", action="store_true", help="print the samples as text")
     step.set_defaults(run=_evaluate)
 
     step = steps.add_parser("export", help="write the package data with its model card")
-    step.add_argument("--weights", required=True, help="the 'model' directory of a training")
-    step.add_argument("--tokenizer", required=True)
+    step.add_argument("--run-dir", required=True, help="directory of the training")
+    step.add_argument("--tokenizer", required=True, help="directory of the tokenizer step")
     step.add_argument("--report", required=True, help="report of the evaluate step")
-    step.add_argument("--summary", required=True, help="summary.json of the training")
-    step.add_argument("--counts", required=True, help="counts.json of the tokenizer step")
+    step.add_argument("--reading", required=True, help="what a reader says: '21 of 24'")
+    step.add_argument("--stories", default=None, help="the story parts, for their hashes")
     step.add_argument("--out", default=str(Path(__file__).parent / "model"))
     step.set_defaults(run=_export)
     return parser

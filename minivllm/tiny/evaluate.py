@@ -110,15 +110,18 @@ def ask(judge: Judge, entries: Sequence[dict], system: str | None = None) -> dic
         text, ended, _ = judge.chat(entry["question"], system)
         rows.append(
             {
+                "set": entry["set"],
                 "question": entry["question"],
                 "answer": text,
                 "right": accepted(text, entry),
                 "ended": ended,
             }
         )
+    sets = {n: [row["right"] for row in rows if row["set"] == n] for n in (1, 2)}
     return {
         "asked": len(rows),
         "right": sum(row["right"] for row in rows),
+        "right_by_set": {n: f"{sum(right)} of {len(right)}" for n, right in sets.items()},
         "ended": sum(row["ended"] for row in rows),
         "answers": rows,
     }

@@ -356,7 +356,7 @@ def test_k48_interrupt_between_any_two_lines(
         return trace
 
     struck = 0
-    for _ in range(120):
+    for _ in range(70):
         lines_left, armed = rng.randrange(1, 6000), True
         previous = sys.gettrace()
         sys.settrace(trace)
@@ -367,7 +367,7 @@ def test_k48_interrupt_between_any_two_lines(
         finally:
             sys.settrace(previous)
         assert_clean(llm)
-    assert struck > 30
+    assert struck > 20
     outputs = run(llm, prompts, params)
     assert_greedy(reference(path), prompts, ids(outputs))
 

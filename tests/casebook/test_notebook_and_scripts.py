@@ -48,7 +48,7 @@ def start(arguments: list[str], **options: Any) -> subprocess.Popen[str]:
 
 
 def check(process: subprocess.Popen[str], expected: list[int], text: str | None = None) -> None:
-    out, err = process.communicate(text, timeout=120)
+    out, err = process.communicate(text, timeout=300)
     assert process.returncode == 0, err
     assert json.loads(out) == [expected, [], 0], err
     assert err == "", "silent without a progress bar"
@@ -177,7 +177,7 @@ def test_k32_notebook_kernel(
     order = [0, 1, 0, 1, 2, 1, 3, 4, 5, 1]
     sources = [CELLS[i].format(path=str(path)) if i == 0 else CELLS[i] for i in order]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(s) for s in sources])
-    nbclient.NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
     expected = str(reference(path).greedy([1, 2, 3], 4))
     for i, cell in zip(order, notebook.cells):
         shown = cell.outputs

@@ -105,7 +105,7 @@ def test_k24_in_another_process_with_another_block_size() -> None:
         [sys.executable, "-c", CHILD],
         input=pickle.dumps((5, plans)),
         capture_output=True,
-        timeout=120,
+        timeout=300,
         cwd=Path(__file__).parents[1],
     )
     assert child.returncode == 0, child.stderr.decode()

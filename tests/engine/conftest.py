@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from tiny_models import make_tokenizer
 
 from minivllm.tokenizer import Tokenizer
+from tiny_models import make_tokenizer
 
 # The fake runner and the harness lie beside the tests that use them.
 sys.path.insert(0, str(Path(__file__).parent))

@@ -124,9 +124,7 @@ def test_tokens_the_host_cannot_know_are_noticed() -> None:
     setup = make_setup(depth=1)
 
     def guess(plan):
-        rows = [
-            replace(row, token_ids=row.token_ids or [1]) for row in plan.rows
-        ]
+        rows = [replace(row, token_ids=row.token_ids or [1]) for row in plan.rows]
         return replace(plan, rows=rows)
 
     plan_fault(setup, guess)
@@ -158,9 +156,7 @@ def test_wrong_tokens_and_tables_are_noticed() -> None:
         (lambda row: replace(row, block_table=row.block_table[::-1]), "foreign|blocks moved"),
     ):
         setup = make_setup(depth=0)
-        plan_fault(
-            setup, lambda plan, c=change: replace(plan, rows=[c(row) for row in plan.rows])
-        )
+        plan_fault(setup, lambda plan, c=change: replace(plan, rows=[c(row) for row in plan.rows]))
         setup.add("a", [1] * 6, PARAMS)
         with pytest.raises(AssertionError, match=match):
             setup.run()

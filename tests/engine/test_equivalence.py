@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 import torch
 from async_runner import AsyncRunner, ModelDevice
-from tiny_models import FAMILIES, VOCAB_SIZE, Reference, assert_greedy
 
 from minivllm import LLM, SamplingParams
 from minivllm.ops.sampling import sample
+from tiny_models import FAMILIES, VOCAB_SIZE, Reference, assert_greedy
 
 BLOCK_SIZES = (1, 3, 4, 16, 256)
 TOLERANCE = 1e-4
@@ -162,9 +162,7 @@ def test_hit_of_all_but_one_token(qwen3: Checkpoint) -> None:
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("caching", [True, False])
 @pytest.mark.parametrize("block_size", [1, 3, 16])
-def test_preemption(
-    family: Checkpoint, block_size: int, caching: bool, depth: int
-) -> None:
+def test_preemption(family: Checkpoint, block_size: int, caching: bool, depth: int) -> None:
     """A pool for hardly more than one sequence: the others are preempted, and replay."""
     path, reference = family
     batch = prompts((17, 16, 9, 31))
@@ -230,41 +228,92 @@ def test_more_prompts_than_seats(qwen3: Checkpoint) -> None:
     assert max(step.num_rows for step in llm.stats.steps) == 2
 
 
+# -- random requests ------------------------------------------------------------------------------
+
+
+def test_seeded_requests_are_alone_in_the_world(qwen3: Checkpoint) -> None:
+    """Every mix of sampling numbers, samples and neighbours: the tokens depend on the seed alone.
+
+    Slots of the device tables change hands all the time here, with other numbers in each.
+    """
+    path, _ = qwen3
+    rng = random.Random(7)
+    batch = prompts(tuple(rng.randrange(1, 30) for _ in range(12)))
+    params = [
+        SamplingParams(
+            n=rng.choice((1, 1, 3)),
+            temperature=rng.choice((0.0, 0.7, 1.0, 2.0)),
+            top_k=rng.choice((0, 0, 5, 60)),
+            top_p=rng.choice((1.0, 1.0, 0.8)),
+            min_p=rng.choice((0.0, 0.0, 0.05)),
+            seed=rng.randrange(2**63),
+            max_tokens=rng.randrange(1, 25),
+            ignore_eos=True,
+        )
+        for _ in batch
+    ]
+
+    def run(llm: LLM, chosen: list[int]) -> dict[int, list[list[int]]]:
+        outputs = llm.generate(
+            [batch[i] for i in chosen], [params[i] for i in chosen], use_tqdm=False
+        )
+        texts = [[sample.token_ids for sample in output.outputs] for output in outputs]
+        return dict(zip(chosen, texts, strict=True))
+
+    everybody = list(range(len(batch)))
+    expected: dict[int, list[list[int]]] = {}
+    alone = engine(path)
+    for i in everybody:
+        expected |= run(alone, [i])
+    variants: list[dict[str, Any]] = [
+        {"kvcache_block_size": 4},
+        {"kvcache_block_size": 3, "max_num_batched_tokens": 7, "max_num_seqs": 3},
+        {"kvcache_block_size": 4, "num_kvcache_blocks": 16, "max_num_seqs": 5},
+        {"kvcache_block_size": 4, "enable_chunked_prefill": False, "max_num_seqs": 2},
+    ]
+    for options in variants:
+        for depth, late in ((0, None), (1, None), (1, True)):
+            llm = engine(path, depth, late, **options)
+            order = rng.sample(everybody, len(everybody))
+            assert run(llm, order) == expected
+            assert run(llm, order[:5]) == {i: expected[i] for i in order[:5]}
+            if "num_kvcache_blocks" in options:
+                assert llm.stats.preemptions > 0
+
+
 # -- logits ---------------------------------------------------------------------------------------
 
 
 @contextmanager
 def recorded_logits(llm: LLM) -> Iterator[list[tuple[int, int, torch.Tensor]]]:
-    """(seq_id, position, logits [V]) of every token drawn meanwhile."""
+    """(seed, position, logits [V]) of every token drawn meanwhile, in whatever order of rows."""
     found: list[tuple[int, int, torch.Tensor]] = []
-    launch = llm.engine.runner.launch
-    rows: list[tuple[int, int]] = []
     part = llm._parts["sample"]
 
-    def launching(plan):
-        rows[:] = [(row.seq_id, row.end) for row in plan.rows if row.sampling is not None]
-        return launch(plan)
-
-    def sampling(logits, batch, vocab_start=0):
-        # A step may draw in several launches: decode rows, then prompts, as in its plan.
-        found.extend((*rows.pop(0), line.clone()) for line in logits)
+    def recording(logits, batch, vocab_start=0):
+        rows = zip(batch.seed.tolist(), batch.position.tolist(), logits, strict=True)
+        found.extend((seed, position, line.clone()) for seed, position, line in rows)
         return sample(logits, batch, vocab_start)
 
-    part.target, llm.engine.runner.launch = sampling, launching
+    part.target = recording
     yield found
-    part.target, llm.engine.runner.launch = sample, launch
+    part.target = sample
 
 
 def assert_logits(reference: Reference, llm: LLM, batch: list[list[int]], count: int) -> int:
     """Logits of every drawn token equal the reference's on the same text; returns their number."""
-    first = llm.engine._next_seq_id
+    params = [greedy(count, seed=number) for number in range(len(batch))]  # names the rows
     with recorded_logits(llm) as found:
-        outputs = llm.generate(batch, greedy(count), use_tqdm=False)
+        outputs = llm.generate(batch, params, use_tqdm=False)
     texts = [[*p, *o.outputs[0].token_ids] for p, o in zip(batch, outputs, strict=True)]
     expected = [reference.logits(text[:-1]) for text in texts]
-    for seq_id, position, logits in found:
-        want = expected[seq_id - first][position - 1]
+    for seed, position, logits in found:
+        want = expected[seed][position - 1]
         torch.testing.assert_close(logits, want, atol=TOLERANCE, rtol=0)
+    drawn = {(seed, position) for seed, position, _ in found}
+    assert drawn == {
+        (seed, len(prompt) + i) for seed, prompt in enumerate(batch) for i in range(count)
+    }
     return len(found)
 
 

@@ -217,10 +217,11 @@ def test_a_collision_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in texts:
         seq = life.start(text)
         for other in texts:
+            parent = ROOT
             for index, block in enumerate(life.cache.match(other)):
                 content = life.cache.cached[block]
                 assert content.tokens == tuple(other[index * S : index * S + S])
-                assert content.parent == (ROOT if index == 0 else parent)
+                assert content.parent == parent
                 parent = content.identity
         life.end(seq)
 

@@ -119,9 +119,7 @@ def test_more_requests_than_seats(depth: int) -> None:
             setup.add(str(number), [rng.randrange(1, 7) for _ in range(3)], params, number)
         idle: dict[int, int] = {}
         while setup.engine.has_unfinished:
-            before = {
-                seq.seq_id: seq.num_computed for seq in setup.scheduler.running.values()
-            }
+            before = {seq.seq_id: seq.num_computed for seq in setup.scheduler.running.values()}
             setup.step()
             for seq_id, computed in before.items():
                 seq = setup.scheduler.running.get(seq_id)

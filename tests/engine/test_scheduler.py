@@ -31,9 +31,7 @@ def make(
     )
 
 
-def add(
-    scheduler: Scheduler, seq_id: int, prompt: int | list[int], **fields
-) -> Sequence:
+def add(scheduler: Scheduler, seq_id: int, prompt: int | list[int], **fields) -> Sequence:
     tokens = [seq_id + 1] * prompt if isinstance(prompt, int) else prompt
     fields = {"temperature": 0, "max_tokens": 20, **fields}
     seq = Sequence(seq_id, tokens, SamplingParams(**fields), eos_ids=frozenset({0}))

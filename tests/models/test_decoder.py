@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import FAMILIES, VOCAB_SIZE, Reference
 
 from minivllm.config import ModelConfig
 from minivllm.models.decoder import CausalLM
@@ -15,6 +14,7 @@ from minivllm.models.loader import load_model
 from minivllm.ops.attention_batch import AttentionBatch
 from minivllm.ops.kv import slot_mapping
 from minivllm.ops.table import build_ops
+from tiny_models import FAMILIES, VOCAB_SIZE, Reference
 
 SIZE = 4  # tokens per block
 Make = Callable[..., Path]

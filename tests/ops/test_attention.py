@@ -63,9 +63,7 @@ def test_paged_decode(heads: int, kv_heads: int, block_size: int) -> None:
     lengths = [1, 0, block_size, block_size + 1, 2 * block_size, 13, 0]
     paged = make_paged(lengths, block_size, kv_heads, 10)
     q = torch.randn(len(lengths), heads, 10, generator=torch.Generator().manual_seed(1))
-    out = paged_decode(
-        q, paged.k_cache, paged.v_cache, paged.block_tables, paged.context_lens, 0.3
-    )
+    out = paged_decode(q, paged.k_cache, paged.v_cache, paged.block_tables, paged.context_lens, 0.3)
     for row, length in enumerate(lengths):
         if length == 0:
             assert torch.equal(out[row], torch.zeros(heads, 10))

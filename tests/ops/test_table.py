@@ -78,7 +78,7 @@ def test_part_must_be_callable() -> None:
 
 
 def test_parts_count_their_calls() -> None:
-    parts = wrap_parts({"rms_norm": nothing, **{name: dict for name in ENGINE_PARTS}})
+    parts = wrap_parts({"rms_norm": nothing, **dict.fromkeys(ENGINE_PARTS, dict)})
     assert {name: part.calls for name, part in parts.items()} == dict.fromkeys(parts, 0)
     parts["rms_norm"](1, 2, x=3)
     parts["rms_norm"]()

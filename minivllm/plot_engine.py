@@ -1,0 +1,155 @@
+"""Figures of the lessons on whole models and stages, in the style of `plot`.
+
+Owns the wiring of a layer, the roofline chart, milliseconds a token against length, and which
+tokens a decode loop computes. Never measures: it draws what it is given. Lessons 05 and 06.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Patch
+
+from minivllm.plot import MARKERS, PALETTE, panels
+
+# Name of a box of the layer, and what comes out of it; the index of its colour.
+_ATTENTION = (("RMSNorm", 4), ("qkv_proj", 0), ("RoPE on q, k", 4), ("attend", 3), ("o_proj", 0))
+_MLP = (("RMSNorm", 4), ("gate_up_proj", 0), ("silu(gate) * up", 4), ("down_proj", 0))
+
+
+def layer_wiring(shapes: Mapping[str, str] | None = None) -> Figure:
+    """A decoder layer: the residual stream below, its two halves above it.
+
+    shapes: box -> what to write under its name, such as the shape that leaves it.
+    """
+    figure, axes = panels(height=2.5)
+    ax = axes[0]
+    ax.set_axis_off()
+    ax.set_xlim(-0.5, 11.2)
+    ax.set_ylim(-0.75, 2.35)
+    ax.annotate("", (11.15, 0), (-0.45, 0), arrowprops={"arrowstyle": "-|>", "lw": 3, "color": "k"})
+    ax.text(-0.45, -0.5, "residual stream x, never normalised", fontsize=9)
+    for start, boxes, title in ((0.0, _ATTENTION, "attention half"), (6.0, _MLP, "MLP half")):
+        end = start + len(boxes) * 1.04
+        ax.text(start + 0.05, 2.15, title, fontsize=9, style="italic")
+        arrow = {"arrowstyle": "-|>", "color": "#666666"}
+        ax.annotate("", (start + 0.1, 1.2), (start + 0.1, 0), arrowprops=arrow)
+        for place, (name, color) in enumerate(boxes):
+            _box(ax, start + place * 1.04 + 0.1, name, (shapes or {}).get(name, ""), color)
+        ax.annotate("", (end + 0.02, 0.12), (end + 0.02, 1.2), arrowprops=arrow)
+        ax.plot(end + 0.02, 0, "o", color="white", markeredgecolor="k", markersize=11, zorder=3)
+        ax.text(end + 0.02, -0.01, "+", ha="center", va="center", zorder=4)
+    return figure
+
+
+def roofline(
+    roofs: Mapping[str, tuple[float, float]],
+    points: Mapping[str, Mapping[str, tuple[float, float]]],
+) -> Figure:
+    """Operations a second against operations a byte, one panel a machine.
+
+    roofs: title -> (bytes/s, operations/s); points: title -> name -> (operations a byte,
+    operations/s), named in the order of growing intensity.
+    """
+    figure, axes = panels(len(roofs), height=3.4)
+    for ax, (title, (bandwidth, peak)) in zip(axes, roofs.items()):
+        ridge = peak / bandwidth
+        x = np.array([ridge / 50, ridge, ridge * 50])
+        ax.plot(x, np.minimum(peak, x * bandwidth) / 1e9, color="k", linewidth=2)
+        ax.fill_between(x[:2], 0, x[:2] * bandwidth / 1e9, color=PALETTE[1], alpha=0.15, lw=0)
+        ax.fill_between(x[1:], 0, peak / 1e9, color=PALETTE[2], alpha=0.15, lw=0)
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set_ylim(peak / 1e9 / 400, peak / 1e9 * 2)
+        ax.text(0.03, 0.03, "memory is the limit", transform=ax.transAxes, fontsize=8)
+        right = {"transform": ax.transAxes, "ha": "right", "fontsize": 8}
+        ax.text(0.97, 0.03, "arithmetic is the limit", **right)
+        for index, (name, (intensity, rate)) in enumerate(points.get(title, {}).items()):
+            color, marker = PALETTE[(0, 3, 5, 4)[index % 4]], MARKERS[index % 8]
+            ax.plot(intensity, rate / 1e9, marker, color=color, markersize=7, label=name)
+        ax.set_xlabel("operations a byte")
+        ax.set_ylabel("Gflop/s" if ax is axes[0] else "")
+        ax.set_title(title, loc="left", fontsize=10)
+    if any(points.values()):
+        axes[0].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, 0.93))
+    return figure
+
+
+def latency(
+    lengths: Sequence[int],
+    seconds: Mapping[str, Sequence[float]],
+    title: str = "this machine",
+    record: Mapping[str, Any] | None = None,
+) -> Figure:
+    """Milliseconds for one more token against the tokens before it, one line a stage.
+
+    record: what `minivllm.bench.record_stages` wrote; without one there is no second panel.
+    """
+    figure, axes = panels(2 if record else 1)
+    _latency_panel(axes[0], lengths, seconds, title)
+    if record:
+        curves = record["latency"]
+        where = f"{record['environment'].get('gpu', 'recorded')}, {curves['model']}"
+        _latency_panel(axes[1], curves["lengths"], curves["seconds"], where)
+    return figure
+
+
+def computed_tokens(prompt: int, new: int) -> Figure:
+    """Which positions go through the model in each step, without a cache and with one."""
+    figure, axes = panels(2, height=2.6)
+    steps, positions = np.arange(new)[:, None], np.arange(prompt + new - 1)[None, :]
+    there = positions < prompt + steps
+    fresh = there & ((positions >= prompt + steps - 1) | (steps == 0))
+    colors = ListedColormap(["#f2f2f2", PALETTE[4], PALETTE[3]])
+    for ax, name, again in zip(axes, ("everything again", "with a KV cache"), (2, 1)):
+        cells = np.where(fresh, 2, np.where(there, again, 0))
+        edges = np.arange(positions.size + 1) - 0.5, np.arange(new + 1) - 0.5
+        style: dict[str, Any] = {"cmap": colors, "vmin": 0, "vmax": 2, "edgecolors": "white"}
+        ax.pcolormesh(*edges, cells, linewidth=1.0, **style)
+        ax.invert_yaxis()
+        ax.grid(visible=False)
+        ax.tick_params(length=0)
+        ax.set_xlabel("position in the text")
+        ax.set_ylabel("step" if ax is axes[0] else "")
+        count = int((cells == 2).sum())
+        ax.set_title(f"{name}: {count} tokens computed", loc="left", fontsize=10)
+    keys = [Patch(color=PALETTE[3], label="computed"), Patch(color=PALETTE[4], label="kept")]
+    figure.legend(handles=keys, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def _box(ax: Axes, x: float, name: str, shape: str, color: int) -> None:
+    box = FancyBboxPatch(
+        (x, 0.95), 0.84, 0.9, boxstyle="round,pad=0.03", facecolor=PALETTE[color], alpha=0.3
+    )
+    ax.add_patch(box)
+    ax.text(x + 0.42, 1.52 if shape else 1.4, _two_lines(name), ha="center", va="center", size=7.5)
+    ax.text(x + 0.42, 1.1, shape, ha="center", va="center", fontsize=6.5, color="#444444")
+
+
+def _two_lines(name: str) -> str:
+    """A long name broken at its middle space, for a narrow box."""
+    words = name.split(" ")
+    if len(words) < 2:
+        return name.replace("_up_", "_up\n_") if len(name) > 11 else name
+    middle = (len(words) + 1) // 2
+    return f"{' '.join(words[:middle])}\n{' '.join(words[middle:])}"
+
+
+def _latency_panel(
+    ax: Axes, lengths: Sequence[int], seconds: Mapping[str, Sequence[float]], title: str
+) -> None:
+    for index, (name, values) in enumerate(seconds.items()):
+        milliseconds = [1e3 * value for value in values]
+        color, marker = PALETTE[(3, 0, 2)[index % 3]], MARKERS[index % 8]
+        ax.plot(lengths, milliseconds, color=color, marker=marker, markersize=4, label=name)
+    ax.set_ylim(bottom=0)  # flat is to look flat
+    ax.set_xlabel("tokens before it")
+    ax.set_ylabel("ms for one more token")
+    ax.set_title(title, loc="left", fontsize=10)
+    ax.legend(frameon=False, fontsize=9)
