@@ -21,6 +21,8 @@ from minivllm.plot import MARKERS, PALETTE, panels
 _ATTENTION = (("RMSNorm", 4), ("qkv_proj", 0), ("RoPE on q, k", 4), ("attend", 3), ("o_proj", 0))
 _MLP = (("RMSNorm", 4), ("gate_up_proj", 0), ("silu(gate) * up", 4), ("down_proj", 0))
 
+STEP = 1.14  # from one box to the next
+
 
 def layer_wiring(shapes: Mapping[str, str] | None = None) -> Figure:
     """A decoder layer: the residual stream below, its two halves above it.
@@ -34,16 +36,19 @@ def layer_wiring(shapes: Mapping[str, str] | None = None) -> Figure:
     ax.set_ylim(-0.75, 2.35)
     ax.annotate("", (11.15, 0), (-0.45, 0), arrowprops={"arrowstyle": "-|>", "lw": 3, "color": "k"})
     ax.text(-0.45, -0.5, "residual stream x, never normalised", fontsize=9)
-    for start, boxes, title in ((0.0, _ATTENTION, "attention half"), (6.0, _MLP, "MLP half")):
-        end = start + len(boxes) * 1.04
+    for start, boxes, title in ((0.0, _ATTENTION, "attention half"), (6.1, _MLP, "MLP half")):
         ax.text(start + 0.05, 2.15, title, fontsize=9, style="italic")
-        arrow = {"arrowstyle": "-|>", "color": "#666666"}
-        ax.annotate("", (start + 0.1, 1.2), (start + 0.1, 0), arrowprops=arrow)
+        first, last = start + 0.52, start + (len(boxes) - 1) * STEP + 0.52
+        arrow = {"arrowstyle": "-|>", "color": "#666666", "shrinkA": 0, "shrinkB": 0}
+        ax.annotate("", (first, 0.92), (first, 0), arrowprops=arrow)
         for place, (name, color) in enumerate(boxes):
-            _box(ax, start + place * 1.04 + 0.1, name, (shapes or {}).get(name, ""), color)
-        ax.annotate("", (end + 0.02, 0.12), (end + 0.02, 1.2), arrowprops=arrow)
-        ax.plot(end + 0.02, 0, "o", color="white", markeredgecolor="k", markersize=11, zorder=3)
-        ax.text(end + 0.02, -0.01, "+", ha="center", va="center", zorder=4)
+            x = start + place * STEP + 0.1
+            _box(ax, x, name, (shapes or {}).get(name, ""), color)
+            if place:
+                ax.annotate("", (x - 0.02, 1.4), (x - 0.26, 1.4), arrowprops=arrow)
+        ax.annotate("", (last, 0.12), (last, 0.92), arrowprops=arrow)
+        ax.plot(last, 0, "o", color="white", markeredgecolor="k", markersize=11, zorder=3)
+        ax.text(last, -0.01, "+", ha="center", va="center", zorder=4)
     return figure
 
 
@@ -59,18 +64,20 @@ def roofline(
     figure, axes = panels(len(roofs), height=3.4)
     for ax, (title, (bandwidth, peak)) in zip(axes, roofs.items()):
         ridge = peak / bandwidth
-        x = np.array([ridge / 50, ridge, ridge * 50])
+        dots = points.get(title, {})
+        reach = [intensity for intensity, _ in dots.values()]
+        x = np.array([min([ridge / 50, *reach]) / 2, ridge, max([ridge * 50, *reach]) * 2])
         ax.plot(x, np.minimum(peak, x * bandwidth) / 1e9, color="k", linewidth=2)
         ax.fill_between(x[:2], 0, x[:2] * bandwidth / 1e9, color=PALETTE[1], alpha=0.15, lw=0)
         ax.fill_between(x[1:], 0, peak / 1e9, color=PALETTE[2], alpha=0.15, lw=0)
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_ylim(peak / 1e9 / 400, peak / 1e9 * 2)
-        ax.text(0.03, 0.03, "memory is the limit", transform=ax.transAxes, fontsize=8)
-        right = {"transform": ax.transAxes, "ha": "right", "fontsize": 8}
+        ax.text(0.03, 0.03, "memory is the limit", transform=ax.transAxes, fontsize=7.5)
+        right = {"transform": ax.transAxes, "ha": "right", "fontsize": 7.5}
         ax.text(0.97, 0.03, "arithmetic is the limit", **right)
-        for index, (name, (intensity, rate)) in enumerate(points.get(title, {}).items()):
-            color, marker = PALETTE[(0, 3, 5, 4)[index % 4]], MARKERS[index % 8]
+        for index, (name, (intensity, rate)) in enumerate(dots.items()):
+            color, marker = PALETTE[(0, 3, 5, 4, 7)[index % 5]], MARKERS[index % 8]
             ax.plot(intensity, rate / 1e9, marker, color=color, markersize=7, label=name)
         ax.set_xlabel("operations a byte")
         ax.set_ylabel("Gflop/s" if ax is axes[0] else "")
@@ -125,11 +132,11 @@ def computed_tokens(prompt: int, new: int) -> Figure:
 
 def _box(ax: Axes, x: float, name: str, shape: str, color: int) -> None:
     box = FancyBboxPatch(
-        (x, 0.95), 0.84, 0.9, boxstyle="round,pad=0.03", facecolor=PALETTE[color], alpha=0.3
+        (x, 0.95), 0.88, 0.9, boxstyle="round,pad=0.03", facecolor=PALETTE[color], alpha=0.3
     )
     ax.add_patch(box)
-    ax.text(x + 0.42, 1.52 if shape else 1.4, _two_lines(name), ha="center", va="center", size=7.5)
-    ax.text(x + 0.42, 1.1, shape, ha="center", va="center", fontsize=6.5, color="#444444")
+    ax.text(x + 0.44, 1.52 if shape else 1.4, _two_lines(name), ha="center", va="center", size=7.5)
+    ax.text(x + 0.44, 1.1, shape, ha="center", va="center", fontsize=6.5, color="#444444")
 
 
 def _two_lines(name: str) -> str:
@@ -137,7 +144,7 @@ def _two_lines(name: str) -> str:
     words = name.split(" ")
     if len(words) < 2:
         return name.replace("_up_", "_up\n_") if len(name) > 11 else name
-    middle = (len(words) + 1) // 2
+    middle = len(words) // 2
     return f"{' '.join(words[:middle])}\n{' '.join(words[middle:])}"
 
 

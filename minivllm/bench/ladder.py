@@ -2,7 +2,7 @@
 
 Owns `work/ladder.json`, which lessons write and git ignores, and the reading of
 `lessons/data/stages.json`, which `python -m minivllm.bench.record_stages` writes and git keeps.
-Bars of another machine or workload are never drawn beside each other. Never measures or draws.
+Bars of another machine, model or workload never stand side by side. Never measures or draws.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ RECORD = Path("lessons") / "data" / "stages.json"
 def add(*results: BenchResult, path: Path | None = None) -> dict[str, float]:
     """Put bars on the ladder (a stage's newest replaces its older) and return `bars`."""
     path = path or _ladder_path()
-    kept = {(entry["stage"], entry["workload"]): entry for entry in _read(path)}
+    kept = {_key(entry): entry for entry in _read(path)}
     for result in results:
         entry = {"stage": result.settings["stage"], **result.to_dict()}
-        kept[entry["stage"], entry["workload"]] = entry
+        kept[_key(entry)] = entry
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(list(kept.values()), indent=1) + "\n", encoding="utf-8")
     return bars(results[-1], path)
@@ -39,6 +39,7 @@ def bars(like: BenchResult, path: Path | None = None) -> dict[str, float]:
         entry["stage"]: entry["output_tokens_per_s"]
         for entry in entries
         if entry["workload"] == like.workload
+        and entry["settings"].get("model") == like.settings["model"]
         and all(entry["environment"].get(key) == like.environment.get(key) for key in SAME)
     }
     return {name: found[name] for name in NAMES if name in found}
@@ -57,6 +58,10 @@ def recorded_bars(stages: Sequence[str] = NAMES, path: Path | None = None) -> di
     """Stage -> output tokens a second of the GPU's record; empty where there is none."""
     runs = {run["settings"]["stage"]: run for run in recorded(path).get("runs", [])}
     return {name: runs[name]["output_tokens_per_s"] for name in stages if name in runs}
+
+
+def _key(entry: dict[str, Any]) -> tuple[str, str, str]:
+    return entry["stage"], entry["workload"], str(entry["settings"].get("model"))
 
 
 def _ladder_path() -> Path:

@@ -12,7 +12,7 @@ import random
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from minivllm.bench import measure
 from minivllm.bench.environment import stamp
@@ -48,7 +48,7 @@ def run(
     workload = dataclasses.replace(workload, temperature=0.0)
     if isinstance(engine, EngineStage):
         result = measure.run(engine.llm, workload, repeats, progress)
-        settings = {"stage": engine.name, "mine": list(engine.mine), **result.settings}
+        settings = {**_who(engine), **result.settings}
         return dataclasses.replace(result, settings=settings)
     if workload.longest > engine.max_len:
         raise ValueError(
@@ -104,13 +104,16 @@ def measure_stage(stage: Stage, workload: Workload) -> BenchResult:
         kv_bytes=reserved,
         peak_kv_bytes=peak,
         settings={
-            "stage": stage.name,
-            "mine": list(stage.mine),
+            **_who(stage),
             "dtype": str(stage.model.dtype).removeprefix("torch."),
             "max_len": stage.max_len,
         },
         environment=stamp(stage.model.device),
     )
+
+
+def _who(stage: Stage | EngineStage) -> dict[str, Any]:
+    return {"stage": stage.name, "model": stage.model_name, "mine": list(stage.mine)}
 
 
 def token_latency(

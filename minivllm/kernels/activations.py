@@ -43,7 +43,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         block = min(BLOCK, padded(size))
         # Rows on the first axis: the others end at 65535.
         grid = (rows, triton.cdiv(size, block))
-        pdl = overlaps(out.device)
+        pdl = overlaps(out.device, rows)
         _silu_mul_kernel[grid](
             gate_up, out, gate_up.stride(0), size, block, pdl, launch_pdl=pdl
         )

@@ -112,11 +112,11 @@ def paged_decode(
     k_scale, v_scale: [N, S, Hkv] float32, for a float8_e4m3fn cache.
     """
     kv_heads = k_cache.shape[2]
+    splits = decode_splits(max(len(q), 1), kv_heads)
     tile = select_tile(
         "decode", capability(q.device), q.shape[2], q.element_size(), k_cache.element_size(),
-        q.shape[1] // kv_heads,
+        q.shape[1] // kv_heads, splits,
     )  # fmt: skip
-    splits = decode_splits(q.shape[0], kv_heads)
     caches = (k_cache, v_cache, k_scale, v_scale)
     return launch_decode(q, caches, block_tables, context_lens, scale, tile, splits)
 

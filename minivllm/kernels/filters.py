@@ -9,12 +9,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Blocks of the row under way at a time: a pass is all waiting for memory.
+STAGES = tl.constexpr(4)
+
 
 @triton.jit
 def row_max(p_row, size, BLOCK: tl.constexpr):
     """The largest logits of BLOCK lanes, each of which looks at every BLOCK-th: [BLOCK]."""
     b_max = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for first in range(0, size, BLOCK):
+    for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         o = first + tl.arange(0, BLOCK)
         # [BLOCK]
         b_x = tl.load(p_row + o, mask=o < size, other=float("-inf")).to(tl.float32)
@@ -53,7 +56,7 @@ def _weigh(
             b_lanes, m, mid, floor, b_total, b_above, b_below, BY_MASS
         )
     else:
-        for first in range(0, size, BLOCK):
+        for first in tl.range(0, size, BLOCK, num_stages=STAGES):
             o = first + tl.arange(0, BLOCK)
             # [BLOCK]
             b_x = tl.load(p_row + o, mask=o < size, other=float("-inf")).to(tl.float32)

@@ -80,6 +80,7 @@ def store_kv(
     check_inner("store_kv", k, 2)
     check_inner("store_kv", v, 2)
     tokens, heads, dim = k.shape
+    pdl = overlaps(k.device, tokens)
     if tokens:
         _store_kv_kernel[(tokens, heads)](
             k,
@@ -95,7 +96,7 @@ def store_kv(
             dim,
             padded(dim),
             k_scale is not None,
-            overlaps(k.device),
-            launch_pdl=overlaps(k.device),
+            pdl,
+            launch_pdl=pdl,
             num_warps=1,
         )

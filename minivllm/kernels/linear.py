@@ -1,8 +1,9 @@
 """The product of a few rows with a weight matrix, in Triton: it takes as long as the weight's bytes.
 
 Owns the kernels of `ops.linear.linear` for small T, and when they are taken. cuBLAS is tuned for
-large T: at T = 1 an o_proj of 4 MB takes it 12.7 us on an H200, where the bytes need 0.9. Never
-used for large T, nor in float32. Lesson 13.
+large T: on an H200 the four products of a Qwen3-0.6B layer take it 31, 25 and 25 us for 1, 16 and
+64 rows, and the kernels here 13.5, 19 and 21, where the bytes need 7. Never used in float32.
+Lesson 13.
 """
 
 from __future__ import annotations
@@ -13,6 +14,10 @@ import triton
 import triton.language as tl
 
 from minivllm.kernels.runtime import begin, check_device, overlaps, padded
+
+MOST_ROWS = 64  # beyond, cuBLAS is as fast or faster: 28 us for a layer's four products at 256 rows
+MOST_FEATURES = 16384  # the output head has tiles enough for cuBLAS to be near the bytes' limit
+BLOCK_N = 32
 
 
 @triton.jit
@@ -162,3 +167,42 @@ def launch_linear(
         num_warps=num_warps, num_stages=num_stages, launch_pdl=pdl,
     )  # fmt: skip
     return out
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """See `ops.linear.linear`. x: [T, in], weight: [out, in] -> [T, out].
+
+    Takes the kernels here where they beat cuBLAS, by T and the weight's shape alone.
+    """
+    rows, (features, size) = len(x), weight.shape
+    # Whole tiles only, and 16-bit numbers: everything else is cuBLAS's.
+    if not 1 <= rows <= MOST_ROWS or size % 128 or x.dtype.itemsize != 2 or not x.is_cuda:
+        return F.linear(x, weight, bias)
+    if rows == 1:
+        block_k = min(padded(size), 2048)
+        return launch_gemv(x.contiguous(), weight, bias, 4096 // block_k, block_k, 4)
+    tiles = triton.cdiv(features, BLOCK_N)
+    split_k = split_of(features, size)
+    counter = getattr(weight, "split_counter", None)
+    if features > MOST_FEATURES or x.stride(1) != 1 or (split_k > 1 and counter is None):
+        return F.linear(x, weight, bias)
+    block_m = max(16, padded(rows))
+    # Deep stages while every program has a multiprocessor to itself; two share one otherwise.
+    stages = 6 if tiles * split_k <= 132 else 4
+    return launch_linear(x, weight, bias, (block_m, BLOCK_N, 128), split_k, counter, 4, stages)
+
+
+def split_of(features: int, size: int) -> int:
+    """Parts of k: four where the tiles of the output alone would leave most of the card idle."""
+    return 4 if features <= 64 * BLOCK_N and size % 512 == 0 else 1
+
+
+def prepare_weight(weight: torch.Tensor) -> torch.Tensor:
+    """The table's `pack_weight`: the weight itself, with the counters of a split sum attached.
+
+    They belong to the weight, so that no two engines, and no two layers, ever share them.
+    """
+    if weight.is_cuda and split_of(*weight.shape) > 1:
+        tiles = triton.cdiv(weight.shape[0], BLOCK_N)
+        weight.split_counter = torch.zeros(tiles, dtype=torch.int32, device=weight.device)
+    return weight

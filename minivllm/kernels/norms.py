@@ -74,7 +74,7 @@ def _launch(
     # A view of packed columns has a row stride of its own; more irregular ones are copied.
     rows = x if x.ndim == 2 and x.stride(1) == 1 else x.contiguous().view(-1, size)
     if rows.shape[0]:
-        block = padded(size)
+        block, pdl = padded(size), overlaps(x.device, rows.shape[0])
         # 4 warps up to 4096 elements: 8 bytes a lane and turn; more warps only wait longer for
         # each other in the sum.
         _rms_norm_kernel[(rows.shape[0],)](
@@ -88,8 +88,8 @@ def _launch(
             size,
             block,
             residual is not None,
-            overlaps(x.device),
-            launch_pdl=overlaps(x.device),
+            pdl,
+            launch_pdl=pdl,
             num_warps=min(max(block // 1024, 4 if block >= 512 else 1), 16),
         )
     return out, total

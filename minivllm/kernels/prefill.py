@@ -138,7 +138,7 @@ def launch_prefill(
     block_size, kv_heads = k_cache.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     grid = (triton.cdiv(max_seqlen_q, tile.block_m), heads, context_lens.shape[0])
-    pdl = overlaps(q.device)
+    pdl = overlaps(q.device, len(q))
     if not (grid[0] and grid[2]):
         return out
     _prefill_kernel[grid](

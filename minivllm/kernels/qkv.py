@@ -150,7 +150,7 @@ def qk_norm_rope_store(
     tokens, heads, dim = q.shape
     kv_heads = k.shape[1]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    pdl = overlaps(q.device)
+    pdl = overlaps(q.device, tokens)
     if tokens:
         _qk_norm_rope_store_kernel[(tokens, kv_heads)](
             q, k, v, q_weight, k_weight, eps, positions, cos, sin,

@@ -47,13 +47,13 @@ USED = {
 class Stage:
     """A generation of the engine on a model; prompts one after the other, greedy.
 
-    mine: names of the units that are a student's. device, dtype: as in `LLM`.
+    model, device, dtype: as in `LLM`. mine: units of a student's that take the reference's place.
     """
 
     def __init__(
         self,
         name: str,
-        path: Path,
+        model: str | Path,
         max_len: int = 512,
         mine: Mapping[str, Any] | None = None,
         device: str = "auto",
@@ -61,9 +61,11 @@ class Stage:
         load_format: str = "auto",
     ) -> None:
         self.name = name
+        self.model_name = str(model)
         self.mine = tuple(mine or ())
         self.units = SimpleNamespace(**{**REFERENCE, **(mine or {})})
         self.max_len = max_len
+        path = resolve_model(model)
         place = pick_device(device)
         kind = pick_dtype(dtype, ModelConfig.from_dir(path).dtype, place)
         self.model = PlainModel(path, max_len, self.units, place, kind, load_format)
@@ -123,6 +125,7 @@ class EngineStage:
     ) -> None:
         from minivllm.llm import LLM
 
+        self.model_name = model
         self.mine = tuple(mine or ())
         self.max_len = max_len
         parts = {**(options.pop("parts", None) or {}), **(mine or {})}
@@ -185,7 +188,7 @@ def build(
     mine = _my_units(name) if use == "mine" else {}
     if name == "engine":
         return EngineStage(model, max_len, mine, device=device, **options)
-    return Stage(name, resolve_model(model), max_len, mine, device, **options)
+    return Stage(name, model, max_len, mine, device, **options)
 
 
 def _my_units(name: str) -> dict[str, Any]:

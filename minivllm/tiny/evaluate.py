@@ -31,6 +31,21 @@ MARGIN_PROMPTS = (
     "It was a cold winter day.",
     "The sun was shining and",
 )
+# The last four names are in no list of the grammar.
+REQUESTED = (
+    ("dog", "Max"),
+    ("cat", "Luna"),
+    ("girl", "Emma"),
+    ("boy", "Tom"),
+    ("bear", "Teddy"),
+    ("rabbit", "Clara"),
+    ("duck", "George"),
+    ("mouse", "Pepper"),
+    ("girl", "Priya"),
+    ("boy", "Mateo"),
+    ("cat", "Whiskers"),
+    ("dog", "Bruno"),
+)
 
 
 class Judge:
@@ -147,6 +162,21 @@ def sample(judge: Judge, count: int, temperature: float, seed: int) -> dict:
     }
 
 
+def tell(judge: Judge) -> dict:
+    """Greedy stories on request for every kind and name below: is the name used, does it end?"""
+    rows = []
+    for kind, name in REQUESTED:
+        text, ended, _ = judge.chat(f"Tell me a story about a {kind} named {name}.")
+        rows.append({"kind": kind, "name": name, "text": text, "ended": ended})
+    return {
+        "asked": len(rows),
+        "named": sum(row["name"] in row["text"] for row in rows),
+        "kind_named": sum(row["kind"] in row["text"] for row in rows),
+        "ended": sum(row["ended"] for row in rows),
+        "texts": rows,
+    }
+
+
 def margins(judge: Judge) -> dict:
     """Top-2 logit margins over all greedy steps from six prompts: how safe greedy tests are."""
     values = [m for prompt in MARGIN_PROMPTS for m in judge.generate(prompt)[2]]
@@ -199,6 +229,7 @@ def evaluate(
     system = long_system_prompt()
     report["system_prompt_tokens"] = len(judge.tokenizer(system)["input_ids"])
     report["questions_with_system_prompt"] = ask(judge, questions, system)
+    report["requests"] = tell(judge)
     report["margins"] = margins(judge)
     if streams_file:
         streams = data.load_streams(streams_file)

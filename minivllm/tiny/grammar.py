@@ -17,13 +17,22 @@ from pathlib import Path
 PLOTS_FILE = Path(__file__).parent / "plots.txt"
 
 GIRLS = (
-    "Mia Lily Anna Emma Zoe Ella Lucy Molly Rosie Ruby Sara Nina Bella Kate Lola Jane Sue Ivy Amy Daisy"
+    "Mia Lily Anna Emma Zoe Ella Lucy Molly Rosie Ruby Sara Nina Bella Kate Lola Jane Sue Ivy Amy "
+    "Daisy Mila Nora Clara Alice Eva Hannah Grace Maya Leah Julia Olivia Sophie Chloe Elsa Tina "
+    "Wendy Penny Holly Fiona Rita"
 ).split()
 BOYS = (
-    "Tom Ben Max Sam Leo Tim Jack Finn Noah Toby Billy Peter Luke Hugo Eli Adam Oscar Danny Joe Ned"
+    "Tom Ben Max Sam Leo Tim Jack Finn Noah Toby Billy Peter Luke Hugo Eli Adam Oscar Danny Joe Ned "
+    "Henry George Charlie James Oliver Jacob Felix Simon Paul Mark David Daniel Robin Rory Kevin "
+    "Harry Alex Theo Jonas Victor"
 ).split()
-PETS = "Coco Biscuit Spot Pepper Sunny Dot Ziggy Honey".split()
+PETS = (
+    "Coco Biscuit Spot Pepper Sunny Dot Ziggy Honey Rex Luna Fluffy Bubbles Teddy Rusty Snowy "
+    "Nibbles Hop Bobo Milo Oreo Buddy"
+).split()
 ANIMALS = "cat dog rabbit mouse fox bear duck frog pig horse hedgehog squirrel goat kitten".split()
+# Heroes may also be these; the list above is for animals that come along or are met.
+HERO_ANIMALS = [*ANIMALS, *"cow bird owl lion turtle elephant puppy bunny".split()]
 ADJECTIVES = "small kind shy funny happy brave quiet gentle young clever".split()
 COLORS = "red blue green yellow orange pink purple white".split()
 PLACES = ["lake", "river", "park", "meadow", "old mill", "village square", "school", "farm"]
@@ -181,7 +190,10 @@ def draw_values(plot: Plot, rng: random.Random) -> dict[str, str]:
     if rng.random() < 0.7:
         kind, hero = ("girl", rng.choice(GIRLS)) if girl else ("boy", rng.choice(BOYS))
     else:
-        kind, hero = rng.choice(ANIMALS), rng.choice(PETS)
+        # Animals get children's names too: a model that saw "dog" only with "Spot" would not use
+        # the name it is asked for.
+        names = PETS if rng.random() < 0.5 else (GIRLS if girl else BOYS)
+        kind, hero = rng.choice(HERO_ANIMALS), rng.choice(names)
     animal = rng.choice([a for a in ANIMALS if a != kind])
     values = {
         "hero": hero,

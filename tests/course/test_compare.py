@@ -84,6 +84,13 @@ def test_text_names_the_first_bad_index_and_the_allowance():
     assert "returned None" in compare(None, 1, TOL).text
 
 
+@pytest.mark.parametrize("expected", [math.nan, math.inf])
+def test_no_finite_number_is_close_to_nan_or_infinity(expected):
+    # A diagnosis compares with a mistake's answer, which may hold either.
+    found = compare(torch.tensor([1.0, 2.0]), torch.tensor([1.0, expected]), {"float32": 1e-3})
+    assert found is not None and found.ratio == math.inf and "[1]" in found.text
+
+
 def test_a_dtype_without_tolerance_is_the_authors_fault():
     with pytest.raises(ValueError, match="float64"):
         compare(torch.ones(1).double(), torch.ones(1).double(), TOL)

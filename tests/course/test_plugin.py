@@ -106,6 +106,12 @@ def test_errors_show_the_students_line(tmp_path):
     assert "raised NameError" in text and "ch01_scale.py line 2: return x / undefined" in text
 
 
+def test_prints_of_a_student_do_not_spoil_the_example(tmp_path):
+    course = make_course(tmp_path)
+    answer(course, "ch01", "def scale(x, factor):\n    print('here', x)\n    return x * factor\n")
+    assert run(course, "ch01")[0]["ch01.1"].state == "pass"
+
+
 def test_returned_none_is_said(tmp_path):
     course = make_course(tmp_path)
     answer(course, "ch01", "def scale(x, factor):\n    x * factor\n")

@@ -216,5 +216,5 @@ def test_random_calls(depth: int, prefix_cache: bool, chunked: bool) -> None:
     run_state_machine_as_test(machine, settings=SETTINGS)
     print(f"{machine.steps} steps, {machine.preemptions} preemptions, {machine.hits} hits")
     assert machine.steps >= LEAST_STEPS
-    assert machine.preemptions > 100
+    assert machine.preemptions > 50
     assert (machine.hits > 50) == prefix_cache

@@ -12,9 +12,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from minivllm.course.folder_grading.children import Job, Limits, prepare_parent, run_jobs
-from minivllm.course.folder_grading.reports import StudentGrade, write_reports
-from minivllm.course.folder_grading.submissions import Submission, find_submissions
 from minivllm.course.table import Course
 
 
@@ -25,6 +22,11 @@ def grade_folder(course: Course, args: argparse.Namespace) -> int:
             f"`course grade` needs Linux (fork and resource limits), this is {sys.platform}; "
             "`pytest exercises/ --impl FOLDER` grades one submission anywhere"
         )
+    # Imported here: `resource` and fork exist on Linux, this message everywhere.
+    from minivllm.course.folder_grading.children import Job, Limits, prepare_parent, run_jobs
+    from minivllm.course.folder_grading.reports import StudentGrade, write_reports
+    from minivllm.course.folder_grading.submissions import find_submissions
+
     chapters = [course.chapter(name) for name in args.chapters or [c.id for c in course.chapters]]
     hidden = args.hidden.resolve() if args.hidden else None
     if hidden and not hidden.is_dir():
@@ -43,16 +45,9 @@ def grade_folder(course: Course, args: argparse.Namespace) -> int:
         ]
         limits = Limits(seconds=args.seconds)
         results = run_jobs(jobs, limits, Path(scratch) / "runs", max(args.jobs, 1))
-        grades = [_student_grade(course, chapters, s, results) for s in submissions]
+    grades = []
+    for submission in submissions:
+        own = {chapter: results[file] for chapter, file in submission.files.items()}
+        grades.append(StudentGrade.collect(course, chapters, submission, own))
     write_reports(course, grades, args)
     return 0
-
-
-def _student_grade(course: Course, chapters: list, submission: Submission, results: dict):
-    """The results of one student's chapters, with zeros for files that are missing."""
-    found = {
-        chapter.id: results[submission.files[chapter.id]]
-        for chapter in chapters
-        if chapter.id in submission.files
-    }
-    return StudentGrade.collect(course, chapters, submission, found)
