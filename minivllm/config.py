@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from minivllm.rope_config import RopeConfig
+
 # Architecture name -> family. The four share one decoder and differ by flags.
 FAMILIES = {
     "Qwen3ForCausalLM": "qwen3",
@@ -21,56 +23,7 @@ FAMILIES = {
     "LlamaForCausalLM": "llama",
     "MistralForCausalLM": "mistral",
 }
-ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 DTYPES = ("float32", "bfloat16", "float16")
-
-_YARN_OPTIONAL = ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
-# Scaling type -> (required keys, optional keys). A key outside both changes the maths: refused.
-_ROPE_KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "default": ((), ()),
-    "linear": (("factor",), ()),
-    "llama3": (
-        ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
-        (),
-    ),
-    "yarn": (("factor",), (*_YARN_OPTIONAL, "original_max_position_embeddings", "truncate")),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Rotary frequencies: the base and, for long contexts, how it is scaled."""
-
-    theta: float
-    rope_type: str
-    scaling: Mapping[str, Any]
-
-    @staticmethod
-    def from_dict(raw: Mapping[str, Any]) -> RopeConfig:
-        """Read either spelling; an unknown type or key is a ValueError that names it."""
-        scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-        theta = scaling.pop("rope_theta", None) or raw.get("rope_theta") or 10000.0
-        modern = scaling.pop("rope_type", None)
-        rope_type = modern or scaling.pop("type", None) or "default"
-        scaling.pop("type", None)  # files in both spellings at once exist
-        if rope_type not in ROPE_TYPES:
-            raise ValueError(
-                f"rope_type {rope_type!r} is not supported; supported: {', '.join(ROPE_TYPES)}"
-            )
-        partial = scaling.pop("partial_rotary_factor", raw.get("partial_rotary_factor"))
-        if partial not in (None, 1, 1.0):
-            raise ValueError(f"partial_rotary_factor={partial} is not supported; only 1.0")
-        required, optional = _ROPE_KEYS[rope_type]
-        missing = [key for key in required if scaling.get(key) is None]
-        unknown = sorted(k for k, v in scaling.items() if v is not None) if scaling else []
-        unknown = [key for key in unknown if key not in (*required, *optional)]
-        if missing or unknown:
-            raise ValueError(
-                f"rope_type {rope_type!r}: missing keys {missing}, unsupported keys {unknown}"
-            )
-        if rope_type == "yarn" and not scaling.get("original_max_position_embeddings"):
-            scaling["original_max_position_embeddings"] = raw["max_position_embeddings"]
-        return RopeConfig(float(theta), rope_type, scaling)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +99,7 @@ class ModelConfig:
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
             qk_norm=family == "qwen3",
             # Qwen2 has biases on q, k and v alone, and no field that says so.
-            qkv_bias=family == "qwen2" or attention_bias,
+            qkv_bias=family == "qwen2" or (family != "mistral" and attention_bias),
             o_bias=family in ("llama", "qwen3") and attention_bias,
             mlp_bias=family == "llama" and bool(raw.get("mlp_bias", False)),
             sliding_window=_sliding_window(raw, family),
@@ -233,7 +186,8 @@ def _head_dim(raw: Mapping[str, Any], num_heads: int) -> int:
 
 def _sliding_window(raw: Mapping[str, Any], family: str) -> int | None:
     """The window that some layer really uses, or None. Qwen states one and switches it off."""
-    window = raw.get("sliding_window")
+    # Where the key is absent (null is not), Hugging Face's Mistral has a window all the same.
+    window = raw.get("sliding_window", 4096 if family == "mistral" else None)
     if family == "llama" or window is None:
         return None
     if family == "mistral":

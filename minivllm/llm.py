@@ -94,7 +94,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or several, through the model's chat template."""
         tokenizer = self.get_tokenizer()
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        if not messages:
+            raise ValueError("messages is empty: a conversation has at least one message")
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
         prompts: list[Prompt] = []
         for conversation in conversations:
             text = tokenizer.render_chat(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from minivllm.config import ModelConfig, RopeConfig, read_json
+from minivllm.config import ModelConfig, read_json
+from minivllm.rope_config import RopeConfig
 from tiny_models import FAMILIES
 
 LLAMA: dict[str, Any] = {
@@ -250,6 +251,8 @@ def test_sliding_window() -> None:
     assert read(LLAMA, sliding_window=100).sliding_window is None
     assert read(MISTRAL, sliding_window=100).sliding_window == 100
     assert read(MISTRAL, sliding_window=None).sliding_window is None
+    assert read(MISTRAL).sliding_window == 4096  # absent is not null: the family's default holds
+    assert not read(MISTRAL, attention_bias=True).qkv_bias  # a field that this family ignores
     for raw in (QWEN2, QWEN3):
         assert read(raw, sliding_window=100).sliding_window is None
         assert read(raw, sliding_window=100, use_sliding_window=False).sliding_window is None

@@ -170,6 +170,11 @@ def test_chat(llm: LLM) -> None:
     assert ids([output]) == ids([same])
 
 
+def test_chat_without_messages_is_refused(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="messages is empty"):
+        llm.chat([], greedy(), use_tqdm=False)
+
+
 def test_chat_of_several_conversations_and_options(llm: LLM) -> None:
     conversations = [[{"role": "user", "content": c}] for c in ("a", "b", "c")]
     outputs = llm.chat(conversations, [greedy(n) for n in (1, 2, 3)], use_tqdm=False)

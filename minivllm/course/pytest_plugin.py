@@ -7,7 +7,7 @@ the repository, so it imports no torch and stays silent where no test carries a 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -134,9 +134,9 @@ def check(request: pytest.FixtureRequest) -> Check:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[pytest.TestReport]:
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Turn a course test's outcome into a result state, with one line in place of a traceback."""
-    report: pytest.TestReport = yield
+    report = yield
     grading = item.config.stash.get(GRADING, None)
     if grading is None or not task_of(item) or report.when == "teardown":
         return report

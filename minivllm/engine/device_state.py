@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from minivllm.engine.step_plan import RowSampling, ScheduledRow, StepPlan
@@ -44,8 +45,8 @@ class DeviceState:
         # What the device row holds: (seq_id, epoch, position). Anything else must be sent again.
         self._holds: list[tuple[int, int, int] | None] = [None] * rows
         # Known on the host, so that choosing the sampler's cheap path never waits for the device.
-        self._greedy = np.ones(rows, dtype=bool)
-        self._filter = np.zeros(rows, dtype=bool)
+        self._greedy: npt.NDArray[np.bool_] = np.ones(rows, dtype=bool)
+        self._filter: npt.NDArray[np.bool_] = np.zeros(rows, dtype=bool)
 
     def assign(self, plan: StepPlan) -> list[int]:
         """The slot of each row of the plan.
@@ -93,7 +94,7 @@ class DeviceState:
         starts = [row.start for row in rows]
         self.position[index] = torch.tensor(starts, device=self.device)
         width = max(len(row.block_table) for row in rows)
-        tables = np.zeros((len(rows), width), dtype=np.int32)
+        tables: npt.NDArray[np.int32] = np.zeros((len(rows), width), dtype=np.int32)
         for i, row in enumerate(rows):
             tables[i, : len(row.block_table)] = row.block_table
         self.block_table[index, :width] = torch.from_numpy(tables).to(self.device)

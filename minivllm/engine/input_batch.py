@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from minivllm.engine.step_plan import ScheduledRow
@@ -36,7 +37,8 @@ def build_inputs(rows: Sequence[ScheduledRow], block_size: int, device: torch.de
         ids.extend(row.token_ids)
         positions.extend(range(row.start, row.end))
         slots.extend(slot_mapping(row.block_table, row.start, row.end, block_size))
-    tables = np.full((len(rows), max(len(row.block_table) for row in rows)), -1, dtype=np.int32)
+    width = max(len(row.block_table) for row in rows)
+    tables: npt.NDArray[np.int32] = np.full((len(rows), width), -1, dtype=np.int32)
     for index, row in enumerate(rows):
         tables[index, : len(row.block_table)] = row.block_table
     lengths = [row.num_tokens for row in rows]

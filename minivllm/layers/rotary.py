@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from minivllm.config import RopeConfig
+from minivllm.rope_config import RopeConfig
 
 
 def build_rope_table(

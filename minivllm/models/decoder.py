@@ -228,6 +228,7 @@ class CausalLM(nn.Module):
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: [R, H] -> [R, V], in `out` where it is given."""
         weight = self.head_weight if self.lm_head is None else self.lm_head.weight
+        assert weight is not None
         if out is not None:
             return torch.mm(hidden, weight.t(), out=out)
         return self.ops.linear(hidden, weight, None)

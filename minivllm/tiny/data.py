@@ -173,8 +173,11 @@ def build(stories: Sequence[dict], tokenizer: Tokenizer, told: int, passes: int,
             add("good_raw", encoder.raw(text, ends=True), held)
             add("good_chat", chat, held)
     for i, drawn in enumerate(told_stories(told, seed)):
-        add("told_raw", encoder.raw(drawn.told, ends=True), held=i % 200 == 0)
-        add("told_chat", encoder.chat([(drawn.request, drawn.told)], system()), held=i % 200 == 0)
+        held = i % 200 == 0
+        add("told_raw", encoder.raw(drawn.told, ends=True), held)
+        if rng.random() < 0.35:
+            drawn = grammar.rename_hero(drawn, grammar.invented_name(rng))
+        add("told_chat", encoder.chat([(drawn.request, drawn.told)], system()), held)
     for turns in answer_chats(read_jsonl(ANSWERS_FILE), passes, seed):
         add("answers", encoder.chat(turns, system()))
     return streams

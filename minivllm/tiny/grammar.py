@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 PLOTS_FILE = Path(__file__).parent / "plots.txt"
@@ -236,6 +236,19 @@ def draw_story(plot: Plot, rng: random.Random) -> Story:
         hero=values["hero"],
         names=frozenset({values["hero"], values["friend"], values["helper"]}),
     )
+
+
+def invented_name(rng: random.Random) -> str:
+    """A name of two or three syllables that nobody has: "Belo", "Tariwen"."""
+    syllables = rng.choice((2, 2, 3))
+    name = "".join(rng.choice("bdfgklmnprstvwz") + rng.choice("aeiou") for _ in range(syllables))
+    return (name + rng.choice(("", "", "n", "s", "l", "r"))).capitalize()
+
+
+def rename_hero(story: Story, name: str) -> Story:
+    """The same story with another hero; teaches to copy the asked name, letter by letter."""
+    swap = {f: re.sub(rf"\b{story.hero}\b", name, getattr(story, f)) for f in ("request", "told")}
+    return replace(story, hero=name, names=story.names - {story.hero} | {name}, **swap)
 
 
 def _paragraphs(sentences: list[str], rng: random.Random) -> str:

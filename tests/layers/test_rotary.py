@@ -9,9 +9,9 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from minivllm.config import RopeConfig
 from minivllm.layers.rotary import build_rope_table
 from minivllm.ops.rope import rope_table
+from minivllm.rope_config import RopeConfig
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
 SCALINGS: list[dict[str, Any]] = [

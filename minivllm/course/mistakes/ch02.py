@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Chapter 02, RMSNorm: what people write instead."""
 
 from __future__ import annotations

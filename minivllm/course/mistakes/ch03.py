@@ -129,6 +129,7 @@ def full_turns(head_dim: int, max_position: int, theta: float) -> tuple[torch.Te
     "half-precision angles",
     "the angles are rounded to 16 bits: at position 500 they are off by up to a quarter of a "
     "radian. Keep float32 up to the cosine and after it.",
+    engine_visible=True,
 )
 def half_angles(
     head_dim: int, max_position: int, theta: float

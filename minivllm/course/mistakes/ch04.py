@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 """Chapter 04, causal GQA attention: what people write instead.
 
 Most differ from the right answer in one step, so they share a body with that step as an argument.

@@ -1,0 +1,61 @@
+"""The list for the table of operations, and the message where no kernel can run."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from kernel_tools import INTERPRETED
+
+from minivllm.ops import compose, table
+from minivllm.ops.table import Ops
+
+
+def entries():
+    pytest.importorskip("triton")
+    from minivllm.kernels.entries import TRITON_FUSED
+
+    return TRITON_FUSED
+
+
+def test_every_entry_is_one_of_the_table():
+    names = {fused.entry for fused in entries()}
+    assert names <= set(Ops.__dataclass_fields__)
+    for fused in entries():
+        assert fused.replaces <= set(table.UNITS)
+
+
+def test_signatures_are_those_of_the_torch_forms():
+    forms = {
+        **table.UNITS,
+        "linear": table.linear.linear,
+        "pack_weight": table.linear.pack_weight,
+        "decode_attention": table.UNITS["paged_decode"],
+        "prefill_attention": compose.compose_prefill_attention(table.UNITS["attention"]),
+        "qk_norm_rope_store": compose.compose_qk_norm_rope_store(*[table.UNITS["rms_norm"]] * 3),
+    }
+    for fused in entries():
+        expected = list(inspect.signature(forms[fused.entry]).parameters)
+        got = list(inspect.signature(fused.function).parameters)
+        assert got[: len(expected)] == expected, fused.entry
+        assert set(got[len(expected) :]) <= {"k_scale", "v_scale"}
+
+
+def test_without_a_gpu_the_message_says_what_to_do():
+    if INTERPRETED:
+        pytest.skip("the interpreter needs no GPU")
+    entries()
+    from minivllm.kernels.norms import rms_norm
+
+    with pytest.raises(RuntimeError, match=r"rms_norm needs CUDA tensors.*TRITON_INTERPRET=1"):
+        rms_norm(torch.randn(2, 16), torch.ones(16), 1e-6)
+
+
+def test_the_table_does_not_import_triton():
+    code = "import sys, minivllm.ops.table; assert 'triton' not in sys.modules"
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
