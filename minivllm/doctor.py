@@ -111,11 +111,11 @@ def _hub_models() -> list[str]:
 def _engine() -> Facts:
     import torch
 
-    from minivllm.engine.build import pick_device, pick_dtype
+    from minivllm.engine.build import capability, pick_device, pick_dtype
     from minivllm.ops.table import select_backend
 
     device = pick_device("auto")
-    backend, reason = select_backend("auto", device.type)
+    backend, reason = select_backend("auto", device.type, capability(device))
     facts: Facts = {
         "torch threads": torch.get_num_threads(),
         "CUDA": f"built for {torch.version.cuda}" if torch.version.cuda else "torch is a CPU build",

@@ -29,6 +29,7 @@ from minivllm.ops.table import (
     Ops,
     Part,
     build_ops,
+    check_block_size,
     select_backend,
     wrap_parts,
 )
@@ -60,7 +61,8 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, model_config.dtype, device)
     parts = wrap_parts(config.parts)
-    backend, reason = select_backend(config.attention_backend, device.type)
+    backend, reason = select_backend(config.attention_backend, device.type, capability(device))
+    check_block_size(backend, config.kvcache_block_size)
     logger.info("attention backend %s: %s", backend, reason)
     given = sorted(parts.keys() & UNITS.keys())
     if given:
@@ -167,6 +169,11 @@ def pick_device(name: str) -> torch.device:
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
     return device
+
+
+def capability(device: torch.device) -> tuple[int, int] | None:
+    """Compute capability of a GPU, e.g. (9, 0); None for a CPU."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
 def pick_dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:

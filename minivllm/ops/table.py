@@ -7,6 +7,7 @@ plain composition takes the fused form's place, so that the given unit is really
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -55,45 +56,77 @@ class Fused:
     replaces: frozenset[str]
 
 
-_PACKED_LINEAR = (
-    (
-        Fused("linear", linear.packed_linear, frozenset()),
-        Fused("pack_weight", linear.onednn_pack_weight, frozenset()),
-    )
-    if linear.onednn_available()
-    else ()
-)
-BACKENDS: dict[str, tuple[Fused, ...]] = {
-    "torch": (),
-    "sdpa": (
+def _sdpa_forms() -> tuple[Fused, ...]:
+    forms = [
         Fused("prefill_attention", sdpa.prefill_attention, frozenset({"attention"})),
         Fused("decode_attention", sdpa.paged_decode, frozenset({"paged_decode"})),
-        *_PACKED_LINEAR,
-    ),
+    ]
+    if linear.onednn_available():
+        forms.append(Fused("linear", linear.packed_linear, frozenset()))
+        forms.append(Fused("pack_weight", linear.onednn_pack_weight, frozenset()))
+    return tuple(forms)
+
+
+def _triton_forms() -> tuple[Fused, ...]:
+    from minivllm.kernels.entries import TRITON_FUSED  # late: imports triton
+
+    return TRITON_FUSED
+
+
+# Name -> its fused forms, looked up when the backend is chosen.
+BACKENDS: dict[str, Callable[[], tuple[Fused, ...]]] = {
+    "torch": tuple,
+    "sdpa": _sdpa_forms,
+    "triton": _triton_forms,
 }
 # Forms that a CUDA graph can record: they never wait for the device, and have fixed shapes.
 CAPTURABLE = ("triton",)
 # Known names that are not built yet: refused by name, never replaced silently.
-PLANNED_BACKENDS = ("triton", "flash_attn", "compile")
+PLANNED_BACKENDS = ("flash_attn", "compile")
+TRITON_CAPABILITY = (7, 5)  # Turing, the oldest that triton compiles tensor-core code for
 
 
-def select_backend(requested: str, device: str) -> tuple[str, str]:
-    """Name of the backend and the reason, for `minivllm doctor` and the log."""
-    if requested == "sdpa" and device != "cpu":
-        raise ValueError(f"attention_backend='sdpa' is for the CPU, and the device is {device}")
-    if requested in BACKENDS:
-        return requested, "chosen by attention_backend"
+def select_backend(
+    requested: str, device: str, capability: tuple[int, int] | None = None
+) -> tuple[str, str]:
+    """Name of the backend and the reason, for `minivllm doctor` and the log.
+
+    capability: of the GPU, for device "cuda". ValueError where the backend cannot run there.
+    """
     if requested in PLANNED_BACKENDS:
         raise ValueError(
             f"attention_backend={requested!r} is not built yet; built: auto, {', '.join(BACKENDS)}"
         )
-    if requested != "auto":
+    if requested not in ("auto", *BACKENDS):
         raise ValueError(
             f"attention_backend={requested!r} is unknown; one of auto, {', '.join(BACKENDS)}"
         )
-    if device == "cpu":
-        return "sdpa", "the fastest form on a CPU"
-    return "torch", f"the only form built for {device} so far"
+    able = device == "cuda" and (capability or (0, 0)) >= TRITON_CAPABILITY
+    # Triton's interpreter runs kernels on a CPU, some thousand times slower: for tests.
+    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if requested == "auto":
+        if device == "cpu":
+            return "sdpa", "the fastest form on a CPU"
+        if able:
+            return "triton", "this project's own kernels"
+        return "torch", f"compute capability {capability} is below {TRITON_CAPABILITY} for triton"
+    if requested == "sdpa" and device != "cpu":
+        raise ValueError(f"attention_backend='sdpa' is for the CPU, and the device is {device}")
+    if requested == "triton" and not (able or interpreted):
+        raise ValueError(
+            f"attention_backend='triton' needs a GPU of compute capability {TRITON_CAPABILITY} or "
+            f"higher; the device is {device}" + (f" {capability}" if capability else "")
+        )
+    return requested, "chosen by attention_backend"
+
+
+def check_block_size(backend: str, block_size: int) -> None:
+    """ValueError where a backend's kernels cannot walk blocks of this size."""
+    if backend == "triton" and block_size % 16:
+        raise ValueError(
+            f"kvcache_block_size={block_size} must be a multiple of 16 with "
+            "attention_backend='triton'"
+        )
 
 
 @dataclass(slots=True)
@@ -135,7 +168,7 @@ def build_ops(backend: str, parts: Mapping[str, Callable[..., Any]]) -> Ops:
     )
     entries["prefill_attention"] = compose.compose_prefill_attention(units["attention"])
     entries["decode_attention"] = units["paged_decode"]
-    for fused in BACKENDS[backend]:
+    for fused in BACKENDS[backend]():
         if not fused.replaces & parts.keys():
             entries[fused.entry] = fused.function
     return Ops(**entries)

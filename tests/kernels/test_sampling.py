@@ -8,6 +8,10 @@ import torch
 from minivllm.engine.step_plan import RowSampling
 from minivllm.ops import philox, sampling
 
+triton = pytest.importorskip("triton")
+tl = pytest.importorskip("triton.language")
+from minivllm.kernels.philox import words  # noqa: E402
+
 MIX = [
     {"temperature": 0.0},
     {"temperature": 0.7},
@@ -18,6 +22,14 @@ MIX = [
     {"top_k": 1},
     {"temperature": 0.5, "top_p": 0.1},
 ]
+
+
+@triton.jit
+def _words_kernel(p_out, p_seed, p_sample_index, p_position, GROUPS: tl.constexpr):
+    o_group = tl.arange(0, GROUPS)
+    b_words = words(tl.load(p_seed), tl.load(p_sample_index), tl.load(p_position), o_group)
+    o_out = o_group[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(p_out + o_out, b_words.to(tl.int64))
 
 
 def batch(rows, device, first=0):
@@ -45,22 +57,10 @@ def agree(logits, rows, first=0, vocab_start=0):
 
 
 def test_philox_words_are_bit_equal(device):
-    import triton
-    import triton.language as tl
-
-    from minivllm.kernels.philox import words
-
-    @triton.jit
-    def kernel(p_out, seed, sample_index, position, GROUPS: tl.constexpr):
-        o_group = tl.arange(0, GROUPS)
-        b_words = words(tl.load(seed), tl.load(sample_index), tl.load(position), o_group)
-        o_out = o_group[:, None] * 4 + tl.arange(0, 4)[None, :]
-        tl.store(p_out + o_out, b_words.to(tl.int64))
-
     for numbers in ((0, 0, 0), (-1, 3, 2**31), (123456789012345, 1, 77)):
         seed, sample_index, position = (torch.tensor([n], device=device) for n in numbers)
         got = torch.zeros(32, dtype=torch.int64, device=device)
-        kernel[(1,)](got, seed, sample_index, position, 8)
+        _words_kernel[(1,)](got, seed, sample_index, position, 8)
         expected = philox._words(seed, sample_index, position, torch.arange(8, device=device))
         assert torch.equal(got, torch.stack(expected, dim=-1).flatten())
 

@@ -12,6 +12,7 @@ from minivllm.ops.table import (
     UNITS,
     Part,
     build_ops,
+    check_block_size,
     select_backend,
     wrap_parts,
 )
@@ -38,7 +39,7 @@ def test_fused_forms_of_a_backend() -> None:
 @pytest.mark.parametrize("unit", sorted(UNITS))
 def test_a_given_unit_disables_the_fused_forms_that_replace_it(unit: str, backend: str) -> None:
     ops, plain = build_ops(backend, wrap_parts({unit: nothing})), build_ops(backend, {})
-    for fused in BACKENDS[backend]:
+    for fused in BACKENDS[backend]():
         kept = getattr(ops, fused.entry) is fused.function
         assert kept == (unit not in fused.replaces)
     if hasattr(ops, unit):
@@ -89,11 +90,32 @@ def test_parts_count_their_calls() -> None:
 
 def test_select_backend() -> None:
     assert select_backend("auto", "cpu")[0] == "sdpa"
-    assert select_backend("auto", "cuda")[0] == "torch"
-    for name in BACKENDS:
-        assert select_backend(name, "cpu") == (name, "chosen by attention_backend")
+    assert select_backend("auto", "cuda", (9, 0))[0] == "triton"
+    assert select_backend("auto", "cuda", (7, 5))[0] == "triton"
+    name, reason = select_backend("auto", "cuda", (7, 0))
+    assert name == "torch" and "(7, 0)" in reason
+    assert select_backend("sdpa", "cpu") == ("sdpa", "chosen by attention_backend")
+    for device, capability in (("cpu", None), ("cuda", (9, 0)), ("cuda", (6, 1))):
+        assert select_backend("torch", device, capability)[0] == "torch"
     for name in PLANNED_BACKENDS:
         with pytest.raises(ValueError, match=f"{name}.*not built yet"):
             select_backend(name, "cpu")
     with pytest.raises(ValueError, match="'flashy' is unknown; one of auto"):
         select_backend("flashy", "cpu")
+
+
+def test_a_backend_that_cannot_run_here_is_refused() -> None:
+    with pytest.raises(ValueError, match="'sdpa' is for the CPU"):
+        select_backend("sdpa", "cuda", (9, 0))
+    with pytest.raises(ValueError, match=r"capability \(7, 5\) or higher; .* cuda \(7, 0\)"):
+        select_backend("triton", "cuda", (7, 0))
+    with pytest.raises(ValueError, match="needs a GPU"):
+        select_backend("triton", "cpu")
+
+
+def test_block_sizes() -> None:
+    for size in (1, 3, 16, 256):
+        check_block_size("torch", size)
+    check_block_size("triton", 48)
+    with pytest.raises(ValueError, match="kvcache_block_size=24 must be a multiple of 16"):
+        check_block_size("triton", 24)
