@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from minivllm import LLM, SamplingParams
-from minivllm.hub import resolve_model
+from minivllm.course.table import Task
 from minivllm.ops.sampling import sample
-from minivllm.stages import Stage
+from minivllm.stages.build import USED, Stage
 
 PROMPTS = (
     "Once upon a time, there was a little cat. She",
@@ -37,6 +37,16 @@ class Trace:
     tokens: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
     steps: tuple[torch.Tensor, ...]  # one [rows, V] a sampling step
+
+
+def program_of(task: Task) -> str:
+    """Where a task's seat is: "engine", or the latest stage that runs on the unit."""
+    if task.seat.partition(":")[0] != "stage":
+        return "engine"
+    using = [stage for stage, names in USED.items() if task.name in names]
+    if not using:
+        raise ValueError(f"{task.id}: no stage runs on {task.name!r} (seat {task.seat!r})")
+    return using[-1]
 
 
 def run_program(program: str, model: str, units: Mapping[str, Any]) -> Trace:
@@ -62,7 +72,7 @@ def run_engine(model: str, parts: Mapping[str, Any]) -> Trace:
 
     # The sampler is the one place where all logits pass, so it is where they are kept. A unit of
     # that name (lesson 01 has none in this seat) would be recorded by itself.
-    llm = LLM(model, parts={"sample": recording_sample, **parts})
+    llm = LLM(model, device="cpu", parts={"sample": recording_sample, **parts})
     # A fixed length: the end token may come early in a wrong program and hide what follows.
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True)
     outputs = llm.generate(list(PROMPTS), params, use_tqdm=False)
@@ -78,7 +88,7 @@ def run_stage(name: str, model: str, units: Mapping[str, Any]) -> Trace:
     """The same on an earlier stage, which takes token ids."""
     calls = dict.fromkeys(units, 0)
     counted = {key: _counted(value, key, calls) for key, value in units.items()}
-    stage = Stage(name, resolve_model(model), MAX_LEN, counted)
+    stage = Stage(name, model, MAX_LEN, counted, device="cpu")
     vocab = stage.model.config.vocab_size
     prompts = [[(17 * i + 5) % vocab for i in range(length)] for length in (13, 5, 1)]
     tokens = stage.generate(prompts, MAX_TOKENS)

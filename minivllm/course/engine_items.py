@@ -1,7 +1,7 @@
 """`--engine`: one more test a task, which runs the answer inside the program it was written for.
 
 Owns the pytest items: first each unit alone, then all that were right alone together. A seat `op:`
-or `part:` is in the engine; `stage:s2_kv` is the latest stage that uses the unit.
+or `part:` is in the engine; `stage:` in the latest stage that runs on the unit.
 """
 
 from __future__ import annotations
@@ -48,15 +48,18 @@ class EngineRuns:
         self._expected: dict[str, Trace] = {}  # by program
 
     def check_alone(self, task: Task) -> None:
-        """Raise `Failed` unless the engine writes the same with this unit in its seat."""
-        self._check([task], f"{', '.join(task.units)} in {program_of(task)}")
+        """Raise `Failed` unless the program writes the same with this unit in its seat."""
+        self._check([task], f"{', '.join(task.units)} in {_program_of(task)}")
         self.right.append(task)
 
     def check_together(self, tasks: list[Task]) -> None:
-        """The same with all units that were right alone."""
+        """The same with all units that were right alone, program by program."""
         right = [task for task in tasks if task in self.right]
-        if len(right) > 1:
-            self._check(right, f"{', '.join(task.name for task in right)} together in the engine")
+        for program in dict.fromkeys(_program_of(task) for task in right):
+            group = [task for task in right if _program_of(task) == program]
+            if len(group) > 1:
+                names = ", ".join(dict.fromkeys(task.name for task in group))
+                self._check(group, f"{names} together in {program}")
 
     def _check(self, tasks: list[Task], what: str) -> None:
         from minivllm.course import engine_check
@@ -65,7 +68,7 @@ class EngineRuns:
         # Makes the usual remarks on a broken file or a forbidden name.
         for task in tasks:
             self.grading.check_for(task.id, what)
-        program = program_of(tasks[0])
+        program = _program_of(tasks[0])
         units: dict[str, Any] = {}
         for task in tasks:
             units |= self.grading.units(task.chapter).seated([task])
@@ -86,26 +89,23 @@ class EngineRuns:
             )
 
 
-def program_of(task: Task) -> str:
-    """The program that a task's seat is in: "engine", or a stage's name."""
-    kind, _, name = task.seat.partition(":")
-    return name if kind == "stage" else "engine"
-
-
 def engine_items(session: pytest.Session, grading: Grading, model: str) -> list[EngineItem]:
-    """One item for each selected task, and one for all of a program together."""
+    """One item for each selected task, and one for all of them together."""
     tasks = [grading.course.task(task_id) for task_id in grading.selected]
     runs = EngineRuns(grading, model)
     items = [
         EngineItem.from_parent(session, name=f"engine[{task.id}]", tasks=[task], runs=runs)
         for task in tasks
     ]
-    for program in dict.fromkeys(program_of(task) for task in tasks):
-        group = [task for task in tasks if program_of(task) == program]
-        if len(group) > 1:
-            name = f"engine[all of {program}]"
-            items.append(EngineItem.from_parent(session, name=name, tasks=group, runs=runs))
+    if len(tasks) > 1:
+        items.append(EngineItem.from_parent(session, name="engine[all]", tasks=tasks, runs=runs))
     return items
+
+
+def _program_of(task: Task) -> str:
+    from minivllm.course.engine_check import program_of
+
+    return program_of(task)
 
 
 def _failure(error: BaseException, tasks: list[Task], what: str) -> Failed:

@@ -31,7 +31,7 @@ class Task:
     id: str  # "ch02.1"
     units: tuple[str, ...]  # what is written: "rms_norm", or "BlockManager.append"
     source: str  # the module that holds the reference
-    seat: str  # "op:NAME" or "part:NAME" of the engine; "stage:NAME", the last stage that uses it
+    seat: str  # "op:NAME" or "part:NAME" of LLM(parts=...); "stage:NAME", a unit of the stages
     points: int  # all or nothing
     todo: str  # one line, shown in the stub
     contracts: tuple[str, ...]  # docstring of each unit's stub

@@ -16,7 +16,9 @@ BLOCK = 1024  # 16 bytes a lane with four warps and two-byte types
 
 
 @triton.jit
-def _silu_mul_kernel(p_gate_up, p_out, stride_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _silu_mul_kernel(
+    p_gate_up, p_out, stride_row, SIZE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
     """out = gate * sigmoid(gate) * up, where a row of gate_up is [gate | up]."""
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -44,7 +46,5 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
         # Rows on the first axis: the others end at 65535.
         grid = (rows, triton.cdiv(size, block))
         pdl = overlaps(out.device, rows)
-        _silu_mul_kernel[grid](
-            gate_up, out, gate_up.stride(0), size, block, pdl, launch_pdl=pdl
-        )
+        _silu_mul_kernel[grid](gate_up, out, gate_up.stride(0), size, block, pdl, launch_pdl=pdl)
     return out

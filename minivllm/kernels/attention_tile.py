@@ -16,7 +16,14 @@ FP8_LIFT = tl.constexpr(256.0)
 
 @triton.jit
 def cache_rows(
-    p_table, first, end, head, HEADS: tl.constexpr, S: tl.constexpr, N: tl.constexpr, MASKED: tl.constexpr
+    p_table,
+    first,
+    end,
+    head,
+    HEADS: tl.constexpr,
+    S: tl.constexpr,
+    N: tl.constexpr,
+    MASKED: tl.constexpr,
 ):
     """Rows of the cache, seen as [N S Hkv, D], of tokens first..first+N-1: [N] int64.
 

@@ -104,9 +104,7 @@ def _cut(
     which costs no pass, is the row's own cut or just below it.
     """
     start = tl.full((), -1.0, tl.float32)
-    hint = _search(
-        p_row, size, best, inverse_t, b_lanes, floor, goal, start, BY_MASS, True, BLOCK
-    )
+    hint = _search(p_row, size, best, inverse_t, b_lanes, floor, goal, start, BY_MASS, True, BLOCK)
     hint = tl.where(hint > floor, hint, start)
     hint = tl.where(hint > floor, hint, 0.0)
     return _search(p_row, size, best, inverse_t, b_lanes, floor, goal, hint, BY_MASS, False, BLOCK)
@@ -114,7 +112,7 @@ def _cut(
 
 @triton.jit
 def row_cut(p_row, size, top_k, top_p, min_p, inverse_t, BLOCK: tl.constexpr):
-    """(best logit, cut, alone): tokens of scaled logit >= cut survive; alone: only the best does."""
+    """(best logit, cut, alone): tokens with s >= cut survive; alone: only the best one does."""
     b_lanes = row_max(p_row, size, BLOCK)
     best = tl.clamp(tl.max(b_lanes, axis=0), -3.4028234663852886e38, 3.4028234663852886e38)
     b_lanes = (b_lanes - best) * inverse_t

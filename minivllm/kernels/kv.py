@@ -17,7 +17,7 @@ FP8_MAX = tl.constexpr(448.0)  # the largest number of e4m3
 
 @triton.jit
 def store_row(p_cache, p_scale, row, b_x, o_d, m_d, DIM: tl.constexpr, FP8: tl.constexpr):
-    """Write one head of one token at row `row` of [N S Hkv, D]; as e4m3 with a scale in an 8-bit cache."""
+    """Write a head at row `row` of [N S Hkv, D]; as e4m3 with a scale in an 8-bit cache."""
     if FP8:
         b_x32 = b_x.to(tl.float32)
         largest = tl.max(tl.abs(b_x32), axis=0)

@@ -58,7 +58,7 @@ def _best_of_range(
         b_score = (b_x - reference) * inverse_t
         b_score = tl.where(b_score >= cut, b_score, float("-inf"))
         # A block without survivors needs no noise: after a filter most are.
-        if (greedy == 0) & ((tl.max(tl.max(b_score, axis=1), axis=0) > float("-inf"))):
+        if (greedy == 0) & (tl.max(tl.max(b_score, axis=1), axis=0) > float("-inf")):
             b_words = words(seed, sample_index, position, o_now)
             b_may_win = may_reach(b_words, best - b_score).to(tl.int32)
             if tl.max(tl.max(b_may_win, axis=1), axis=0) > 0:

@@ -96,7 +96,7 @@ def _decode_tiles(
     """
     # Before 8.0 there is no copy past the registers: stages would only take memory. Without
     # tensor cores (float32, and Turing in today's Triton) a small tile keeps to the registers.
-    if capability < (8, 0) or q_bytes == 4 and kv_bytes != 1:
+    if capability < (8, 0) or (q_bytes == 4 and kv_bytes != 1):
         return [Tile(rows, 16, 4, 1)]
     if kv_bytes == 1 and splits > 1:  # 8 bits at 77 rows: 3.17 TB/s, with one warp 2.92
         return [Tile(rows, 64, 2, 5), Tile(rows, 32, 1, 5), Tile(rows, 16, 1, 3)]

@@ -87,6 +87,12 @@ class PlainModel:
             name: torch.full(shape, float("nan"), dtype=dtype, device=self.device)
             for name, shape in weight_shapes(self.config).items()
         }
+        # Before loading, so that a loader which puts new tensors in place of these is found out.
+        self.layers = [
+            units.DecoderLayer(self.config, index, self.weights)
+            for index in range(self.config.num_layers)
+        ]
+        allocated = dict(self.weights)
         self.unused: set[str] = set()
         if load_format == "dummy":
             fill_randomly(self.weights)
@@ -94,13 +100,9 @@ class PlainModel:
             self.unused = units.load_weights(
                 self.weights, iterate_tensors(path), part_sizes(self.config)
             )
-        missing = [name for name, tensor in self.weights.items() if tensor.isnan().any()]
+        missing = [name for name, tensor in allocated.items() if tensor.isnan().any()]
         if missing:
             raise ValueError(f"load_weights left {len(missing)} tensors unfilled: {missing[:4]}")
-        self.layers = [
-            units.DecoderLayer(self.config, index, self.weights)
-            for index in range(self.config.num_layers)
-        ]
         cos, sin = build_rope_table(
             self.config.rope, self.config.head_dim, max_position, units.rope_table
         )

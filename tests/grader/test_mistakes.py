@@ -72,8 +72,7 @@ def signature(function):
 )
 def test_visible_mistakes_fail_in_the_engine(mistake, tiny_model):
     """The engine (or the stage) that runs on the mistake writes something else, or stops."""
-    from minivllm.course.engine_check import deviation, run_program
-    from minivllm.course.engine_items import program_of
+    from minivllm.course.engine_check import deviation, program_of, run_program
 
     task = COURSE.task(mistake.task)
     model = str(tiny_model("qwen3"))

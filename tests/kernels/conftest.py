@@ -7,4 +7,4 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # kernel_tools, under --import-mode=importlib
 
-from kernel_tools import device, gpu, poisoned  # noqa: E402, F401
+from kernel_tools import device, gpu, poisoned  # noqa: F401

@@ -88,8 +88,7 @@ def test_8_bit_cache(device, poisoned, dim, splits):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", [16, 32, 64, 80, 96, 128])
-@pytest.mark.parametrize("group", [1, 2, 3, 8])
-@pytest.mark.parametrize("block_size", [16, 48, 256])
+@pytest.mark.parametrize(("group", "block_size"), [(1, 16), (2, 48), (3, 256), (8, 16)])
 def test_shapes_of_models(gpu, poisoned, dtype, dim, group, block_size):
     check(gpu, dtype, dim, group, block_size, [257, 31, 0, 1, 96])
 

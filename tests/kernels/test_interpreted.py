@@ -18,7 +18,16 @@ def test_kernels_in_the_interpreter():
     if INTERPRETED:
         pytest.skip("this is the child process")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(Path(__file__).parent)],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            str(Path(__file__).parent),
+        ],
         cwd=ROOT,
         env={**os.environ, "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True,

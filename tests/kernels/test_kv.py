@@ -16,7 +16,9 @@ def caches(device, dtype, dim, heads=2):
 
 def inputs(device, dtype, dim, heads=2):
     packed = torch.randn(4, 3 * heads * dim, dtype=dtype, device=device)
-    k, v = (packed[:, i * heads * dim :][:, : heads * dim].unflatten(1, (heads, dim)) for i in (0, 2))
+    k, v = (
+        packed[:, i * heads * dim :][:, : heads * dim].unflatten(1, (heads, dim)) for i in (0, 2)
+    )
     return k, v, torch.tensor([5, -1, 0, 63], device=device)
 
 

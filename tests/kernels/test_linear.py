@@ -45,7 +45,9 @@ def test_elsewhere_it_is_torch(device):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 33, 64, 65])
-@pytest.mark.parametrize("shape", [(4096, 1024), (1024, 2048), (1024, 3072), (960, 576), (152, 128)])
+@pytest.mark.parametrize(
+    "shape", [(4096, 1024), (1024, 2048), (1024, 3072), (960, 576), (152, 128)]
+)
 def test_shapes_of_models(gpu, dtype, rows, shape):
     from minivllm.kernels.linear import linear, prepare_weight
 

@@ -30,9 +30,7 @@ def run(device, dtype, dim, heads, kv_heads, norm, fp8=False):
         v_cache = torch.zeros_like(k_cache)
         scales = list(torch.zeros(2, 2, 16, kv_heads, device=device)) if fp8 else []
         extra = scales if function is qk_norm_rope_store else []
-        out = function(
-            q, k, v, *weights, 1e-6, positions, *table, k_cache, v_cache, slots, *extra
-        )
+        out = function(q, k, v, *weights, 1e-6, positions, *table, k_cache, v_cache, slots, *extra)
         results.append((out, k_cache, v_cache, *scales))
     return results
 
@@ -63,7 +61,8 @@ def test_8_bit_cache(device, poisoned):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", [16, 32, 64, 80, 96, 128])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(16, 8), (9, 3), (4, 4), (32, 4)])
-@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "norm"), [(16, 8, True), (9, 3, False), (4, 4, True), (32, 4, False)]
+)
 def test_shapes_of_models(gpu, dtype, dim, heads, kv_heads, norm):
     check(gpu, dtype, dim, heads, kv_heads, norm)

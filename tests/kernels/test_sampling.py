@@ -35,7 +35,9 @@ def _words_kernel(p_out, p_seed, p_sample_index, p_position, GROUPS: tl.constexp
 def batch(rows, device, first=0):
     plain = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
     made = [
-        RowSampling(**{**plain, **row}, seed=2**63 + 5 * i, sample_index=i % 3, position=7 * i + first)
+        RowSampling(
+            **{**plain, **row}, seed=2**63 + 5 * i, sample_index=i % 3, position=7 * i + first
+        )
         for i, row in enumerate(rows)
     ]
     return sampling.SamplingBatch.from_rows(made, device)

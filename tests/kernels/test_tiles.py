@@ -14,7 +14,11 @@ CARDS = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 @pytest.mark.parametrize("capability", CARDS)
 def test_every_shape_has_a_tile_that_fits(capability):
     sizes = itertools.product(
-        ("decode", "prefill"), (16, 32, 64, 80, 96, 128), ((2, 2), (4, 4), (2, 1)), (1, 3, 8), (1, 4)
+        ("decode", "prefill"),
+        (16, 32, 64, 80, 96, 128),
+        ((2, 2), (4, 4), (2, 1)),
+        (1, 3, 8),
+        (1, 4),
     )
     for kernel, dim, (q_bytes, kv_bytes), group, splits in sizes:
         tile = select_tile(kernel, capability, dim, q_bytes, kv_bytes, group, splits)
@@ -41,4 +45,12 @@ def test_a_head_that_fits_nowhere_is_refused():
 
 
 def test_splits_depend_on_rows_and_heads_only():
-    assert [decode_splits(rows, 8) for rows in (256, 128, 77, 37, 16, 4, 1)] == [1, 1, 2, 4, 8, 16, 16]
+    assert [decode_splits(rows, 8) for rows in (256, 128, 77, 37, 16, 4, 1)] == [
+        1,
+        1,
+        2,
+        4,
+        8,
+        16,
+        16,
+    ]

@@ -36,8 +36,6 @@ def test_forms_equal_the_plain_ones_over_the_dequantised_cache():
     assert torch.equal(got, attention.paged_decode(q, *plain, tables, lens, 0.25))
     bounds = torch.tensor([0, 20, 23], dtype=torch.int32)
     q = torch.randn(23, 4, 16)
-    got = kv_fp8.prefill_attention(
-        q, k_cache, v_cache, tables, lens, bounds, 20, 0.25, *scales
-    )
+    got = kv_fp8.prefill_attention(q, k_cache, v_cache, tables, lens, bounds, 20, 0.25, *scales)
     prefill = compose.compose_prefill_attention(attention.attention)
     assert torch.equal(got, prefill(q, *plain, tables, lens, bounds, 20, 0.25))

@@ -67,6 +67,7 @@ def before_mlp(layer: DecoderLayer, x: torch.Tensor, ops: Any) -> torch.Tensor:
     "ch05.1",
     "q/k norm skipped",
     "Qwen3 normalises every head of q and k before it rotates them (c.qk_norm).",
+    engine_visible=True,
 )
 class NoHeadNorm(DecoderLayer):
     def forward(
@@ -87,6 +88,7 @@ class NoHeadNorm(DecoderLayer):
     "q/k norm after RoPE",
     "the heads are rotated and then normalised. The norm has a weight for each dimension, so "
     "the order counts: normalise first.",
+    engine_visible=True,
 )
 class HeadNormLate(DecoderLayer):
     def forward(
@@ -106,6 +108,7 @@ class HeadNormLate(DecoderLayer):
     "ch05.1",
     "q and k norm weights swapped",
     "q is normalised with the weight of k and k with that of q.",
+    engine_visible=True,
 )
 class HeadNormSwapped(DecoderLayer):
     def forward(
@@ -125,6 +128,7 @@ class HeadNormSwapped(DecoderLayer):
     "ch05.1",
     "k and v swapped",
     "the packed projection holds q, then k, then v.",
+    engine_visible=True,
 )
 class KeysForValues(DecoderLayer):
     def forward(
@@ -144,6 +148,7 @@ class KeysForValues(DecoderLayer):
     "ch05.1",
     "v rotated",
     "v is rotated like q and k. Only q and k carry the position, v carries content.",
+    engine_visible=True,
 )
 class ValuesRotated(DecoderLayer):
     def forward(
@@ -164,6 +169,7 @@ class ValuesRotated(DecoderLayer):
     "positions from 0",
     "it rotates by 0, 1, 2, ... and ignores positions: a token that comes later in the text "
     "is then taken for its beginning.",
+    engine_visible=True,
 )
 class PositionsFromZero(DecoderLayer):
     def forward(
@@ -203,6 +209,7 @@ class BiasIgnored(DecoderLayer):
     "ch05.1",
     "residual from the norm",
     "the attention result is added to the normalised copy; the stream itself must go on.",
+    engine_visible=True,
 )
 class ResidualFromNorm(DecoderLayer):
     def forward(
@@ -223,6 +230,7 @@ class ResidualFromNorm(DecoderLayer):
     "norm after the sum",
     "each half adds first and normalises the sum (post-norm, as in the first Transformer). "
     "Here a half reads a normalised copy and adds to the plain stream.",
+    engine_visible=True,
 )
 class PostNorm(DecoderLayer):
     def forward(
@@ -244,6 +252,7 @@ class PostNorm(DecoderLayer):
     "MLP beside attention",
     "both halves read the same x; the MLP must read the stream that attention has already "
     "added to.",
+    engine_visible=True,
 )
 class Parallel(DecoderLayer):
     def forward(
@@ -263,6 +272,7 @@ class Parallel(DecoderLayer):
     "ch05.1",
     "first residual lost",
     "the attention result replaces the stream in place of being added to it.",
+    engine_visible=True,
 )
 class FirstResidualLost(DecoderLayer):
     def forward(
@@ -282,6 +292,7 @@ class FirstResidualLost(DecoderLayer):
     "ch05.1",
     "second residual lost",
     "the MLP result replaces the stream in place of being added to it.",
+    engine_visible=True,
 )
 class SecondResidualLost(DecoderLayer):
     def forward(
@@ -302,6 +313,7 @@ class SecondResidualLost(DecoderLayer):
     "one norm for both halves",
     "the MLP half uses input_layernorm again; it has a weight of its own, "
     "post_attention_layernorm.",
+    engine_visible=True,
 )
 class OneNorm(DecoderLayer):
     def forward(
@@ -322,6 +334,7 @@ class OneNorm(DecoderLayer):
     "silu on up",
     "silu is applied to up and multiplied by gate; it is silu(gate) * up, and gate is the "
     "first half of the packed product.",
+    engine_visible=True,
 )
 class SiluOnUp(DecoderLayer):
     def forward(
@@ -341,6 +354,7 @@ class SiluOnUp(DecoderLayer):
     "ch05.1",
     "no silu",
     "gate and up are multiplied without silu, so nothing in the MLP half is left that bends.",
+    engine_visible=True,
 )
 class NoSilu(DecoderLayer):
     def forward(
@@ -360,6 +374,7 @@ class NoSilu(DecoderLayer):
     "ch05.1",
     "GELU for SiLU",
     "it uses GELU; these models were trained with silu(x) = x * sigmoid(x).",
+    engine_visible=True,
 )
 class Gelu(DecoderLayer):
     def forward(
@@ -422,6 +437,7 @@ def load(
     "ch05.2",
     "k and v stacked the wrong way",
     "v lies before k in the packed matrix; the order is q, k, v.",
+    engine_visible=True,
 )
 def v_before_k(
     weights: dict[str, torch.Tensor],
@@ -437,6 +453,7 @@ def v_before_k(
     "ch05.2",
     "gate and up swapped",
     "up lies before gate in the packed matrix; the layer takes the first half for gate.",
+    engine_visible=True,
 )
 def gate_up_swapped(
     weights: dict[str, torch.Tensor],
@@ -452,6 +469,7 @@ def gate_up_swapped(
     "every part at row 0",
     "every part is written to the first rows of the packed tensor, over the part before it. A "
     "part begins behind the parts before it.",
+    engine_visible=True,
 )
 def all_at_zero(
     weights: dict[str, torch.Tensor],
@@ -466,6 +484,7 @@ def all_at_zero(
     "parts of equal height",
     "it takes part k to begin at k times its own height. With fewer KV heads than query heads "
     "the parts differ: add up the rows of the parts before.",
+    engine_visible=True,
 )
 def equal_parts(
     weights: dict[str, torch.Tensor],
@@ -528,6 +547,7 @@ def weights_only(
     "tensors replaced",
     "it puts new tensors into `weights`. The layers hold the old ones and never see them: "
     "copy into the tensor that is there.",
+    engine_visible=True,
 )
 def replaced(
     weights: dict[str, torch.Tensor],

@@ -15,6 +15,7 @@ from minivllm.stages.s2_kv import KVCache
     "offset off by one",
     "the new tokens are stored one place too early, over the last one. They begin at "
     "lengths[layer].",
+    engine_visible=True,
 )
 class OneTooEarly(KVCache):
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -31,6 +32,7 @@ class OneTooEarly(KVCache):
     "ch06.1",
     "gap of one",
     "the new tokens are stored one place too late, so that a place nobody wrote lies between.",
+    engine_visible=True,
 )
 class OneTooLate(KVCache):
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -47,6 +49,7 @@ class OneTooLate(KVCache):
     "ch06.1",
     "always from the start",
     "append begins at 0 each time and overwrites what was there.",
+    engine_visible=True,
 )
 class FromStart(KVCache):
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -62,6 +65,7 @@ class FromStart(KVCache):
     "one length for all layers",
     "it reads and moves the length of layer 0 whatever the layer. Each layer has its own: "
     "within a step they differ.",
+    engine_visible=True,
 )
 class OneLength(KVCache):
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -80,6 +84,7 @@ class OneLength(KVCache):
     "ch06.1",
     "length not moved",
     "the numbers are stored and the length stays 0, so nothing is ever seen.",
+    engine_visible=True,
 )
 class LengthStays(KVCache):
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -103,6 +108,7 @@ class WholeView(KVCache):
     "ch06.1",
     "last token unseen",
     "view ends one token too early: the new token must see itself.",
+    engine_visible=True,
 )
 class ViewTooShort(KVCache):
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,6 +120,7 @@ class ViewTooShort(KVCache):
     "ch06.1",
     "keys for values",
     "the keys are stored twice and the values nowhere.",
+    engine_visible=True,
 )
 class KeysTwice(KVCache):
     def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -211,6 +218,7 @@ def best(model: Callable[..., torch.Tensor], step: list[int], cache: KVCache) ->
     "ch06.2",
     "stale second request",
     "the cache is not emptied, so the second request reads the first one's keys and values.",
+    engine_visible=True,
 )
 def not_reset(
     model: Callable[[torch.Tensor, KVCache], torch.Tensor],
@@ -259,6 +267,7 @@ def recompute(
     "whole text appended again",
     "each step passes the whole text to a cache that holds most of it already: every token is "
     "stored several times.",
+    engine_visible=True,
 )
 def appended_twice(
     model: Callable[[torch.Tensor, KVCache], torch.Tensor],
@@ -283,6 +292,7 @@ def appended_twice(
     "last prompt token twice",
     "the first decode step passes the last token of the prompt again; it is in the cache. "
     "Pass the token just chosen.",
+    engine_visible=True,
 )
 def one_behind(
     model: Callable[[torch.Tensor, KVCache], torch.Tensor],
@@ -427,6 +437,7 @@ def end_in_prompt(
     "ch06.2",
     "one token too many",
     "it makes max_new + 1 tokens; max_new=0 means none.",
+    engine_visible=True,
 )
 def one_too_many(
     model: Callable[[torch.Tensor, KVCache], torch.Tensor],
@@ -451,6 +462,7 @@ def one_too_many(
     "first row",
     "the first row of the logits is about the second token of the prompt; the last row is "
     "about the next one.",
+    engine_visible=True,
 )
 def first_row(
     model: Callable[[torch.Tensor, KVCache], torch.Tensor],
@@ -499,6 +511,7 @@ def grows_ids(
     "ch06.2",
     "prompt returned",
     "the result begins with the prompt; only new tokens are asked for.",
+    engine_visible=True,
 )
 def with_prompt(
     model: Callable[[torch.Tensor, KVCache], torch.Tensor],

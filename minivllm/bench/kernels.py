@@ -1,0 +1,250 @@
+"""Times every GPU kernel at the shapes of Qwen3-0.6B, against the limit that binds it.
+
+Owns the measuring of kernels alone: CUDA graphs of calls over rotating inputs, so that neither
+launches nor the L2 cache are what is measured; medians of replays. Never builds an engine.
+`minivllm bench kernels`, or `python -m minivllm.bench.kernels [file.json]`.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+
+from minivllm.bench.environment import stamp
+from minivllm.bench.workload import WORKLOADS
+from minivllm.engine.step_plan import RowSampling
+from minivllm.kernels import activations, decode, linear, norms, prefill, qkv, sampling
+from minivllm.ops import kv_fp8
+from minivllm.ops.sampling import SamplingBatch
+
+HIDDEN, INTERMEDIATE, VOCAB, LAYERS = 1024, 3072, 151936, 28
+HEADS, KV_HEADS, DIM, BLOCK = 16, 8, 128, 16
+PRODUCTS = {"qkv": (4096, 1024), "o": (1024, 2048), "gate_up": (6144, 1024), "down": (1024, 3072)}
+STEPS = (1, 148, 400, 700, 900, 1000)  # decode steps of the standard run: 256 rows down to 4
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """One kernel at one shape. `share` is that of the limit: of bandwidth, or of matrix rate."""
+
+    kernel: str
+    shape: str
+    us: float
+    bytes: float = 0.0
+    flops: float = 0.0
+    share: float = 0.0
+    host_us: float | None = None
+
+    def line(self) -> str:
+        """A row of the printed table."""
+        rate = f"{self.flops / self.us / 1e6:7.0f} TFLOP/s" if self.flops else ""
+        rate = rate or (f"{self.bytes / self.us / 1e6:7.2f} TB/s   " if self.bytes else " " * 15)
+        host = "" if self.host_us is None else f"  host {self.host_us:.0f} us"
+        share = f"{self.share:5.0%}" if self.share else "     "
+        return f"{self.kernel:24s} {self.shape:22s} {self.us:9.2f} us {rate} {share}{host}"
+
+
+def replay(calls: Sequence[Callable[[], object]], repeats: int = 15) -> float:
+    """Median microseconds of one of `calls`, which are captured together and replayed."""
+    for call in calls:  # compiles
+        call()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for call in calls:
+            call()
+    times = []
+    for _ in range(repeats + 2):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3 / len(calls))
+    return statistics.median(times[2:])
+
+
+def host_time(call: Callable[[], object], repeats: int = 100) -> float:
+    """Microseconds that Python spends on one launch."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(repeats):
+        call()
+    seconds = time.perf_counter() - start
+    torch.cuda.synchronize()
+    return seconds / repeats * 1e6
+
+
+def bandwidth() -> float:
+    """Bytes a second of reading: a sum over 8 GB."""
+    data = torch.ones(2**31, dtype=torch.float32, device="cuda")
+    return data.numel() * 4 / (replay([lambda: data.sum()], 7) * 1e-6)
+
+
+def matrix_rate() -> float:
+    """bfloat16 operations a second of a product of 8192^3, on random numbers."""
+    a, b = (_randn(8192, 8192) for _ in range(2))
+    return 2 * 8192**3 / (replay([lambda: a @ b], 7) * 1e-6)
+
+
+def _randn(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+
+def contexts(step: int) -> list[int]:
+    """Context lengths at a decode step of the standard run, longest first."""
+    workload = WORKLOADS["standard"].build(VOCAB)
+    pairs = zip(workload.prompts, workload.output_lens)
+    return sorted((len(prompt) + step for prompt, length in pairs if length > step), reverse=True)
+
+
+def _tables(lengths: Sequence[int], blocks: int, sets: int) -> list[torch.Tensor]:
+    """Block tables over disjoint random blocks, as many of `sets` as fit the pool."""
+    needed = [-(-length // BLOCK) for length in lengths]
+    order = torch.randperm(blocks).tolist()
+    found = []
+    for _ in range(max(1, min(sets, blocks // sum(needed)))):
+        table = torch.full((len(lengths), -(-max(needed) // 16) * 16), -1, dtype=torch.int32)
+        for row, count in enumerate(needed):
+            table[row, :count] = torch.tensor([order.pop() for _ in range(count)])
+        found.append(table.cuda())
+    return found
+
+
+def time_decode() -> Iterator[Timing]:
+    """Paged decode attention at real context vectors, 16 and 8 bits wide."""
+    blocks = 24000
+    k, v = _randn(blocks, BLOCK, KV_HEADS, DIM), _randn(blocks, BLOCK, KV_HEADS, DIM)
+    (k8, k_scale), (v8, v_scale) = kv_fp8.quantize(k), kv_fp8.quantize(v)
+    cases = [(f"step {step}", contexts(step)) for step in STEPS]
+    for name, lengths in [*cases, ("context 512", [512])]:
+        tables, rows = _tables(lengths, blocks, 4), len(lengths)
+        lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
+        q = _randn(rows, HEADS, DIM)
+        size = sum(lengths) * KV_HEADS * DIM * 2
+        for kind, caches, width in (
+            ("", (k, v), 2.0),
+            (" fp8", (k8, v8, k_scale, v_scale), 1 + 4 / DIM),
+        ):
+            calls = [
+                partial(decode.paged_decode, q, *caches[:2], table, lens, DIM**-0.5, *caches[2:])
+                for table in tables
+            ]
+            yield Timing(f"paged_decode{kind}", f"{name}, {rows} rows", replay(calls), size * width)
+
+
+def time_products() -> Iterator[Timing]:
+    """The four products of a layer, and cuBLAS beside them."""
+    for rows in (1, 16, 64, 256):
+        totals = {"linear": 0.0, "cublas": 0.0}
+        for name, (features, size) in PRODUCTS.items():
+            weights = [linear.prepare_weight(_randn(features, size) * 0.02) for _ in range(LAYERS)]
+            x = _randn(rows, size)
+            for kind, product in (("linear", linear.linear), ("cublas", F.linear)):
+                us = replay([partial(product, x, weight, None) for weight in weights])
+                totals[kind] += us
+                yield Timing(f"{kind} {name}", f"{rows} rows", us, features * size * 2)
+        for kind, us in totals.items():
+            size = sum(n * k for n, k in PRODUCTS.values()) * 2
+            yield Timing(f"{kind} layer", f"{rows} rows", us, size)
+    heads = [_randn(VOCAB, HIDDEN) * 0.02 for _ in range(2)]
+    for rows in (1, 64):
+        x = _randn(rows, HIDDEN)
+        for kind, product in (("linear", linear.linear), ("cublas", F.linear)):
+            us = replay([partial(product, x, weight, None) for weight in heads])
+            yield Timing(f"{kind} lm_head", f"{rows} rows", us, VOCAB * HIDDEN * 2)
+
+
+def time_small() -> Iterator[Timing]:
+    """Norms, activation, and the fused q/k-norm, rotation and store; with the host's time."""
+    weight, head_weight = _randn(HIDDEN), _randn(DIM)
+    cos, sin = torch.randn(2, 10000, DIM // 2, device="cuda")
+    for rows in (1, 256, 8192):
+        x, residual = _randn(rows, HIDDEN), _randn(rows, HIDDEN)
+        gate_up, packed = _randn(rows, 2 * INTERMEDIATE), _randn(rows, (HEADS + 2 * KV_HEADS) * DIM)
+        sizes = [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM]
+        parts = [part.unflatten(-1, (-1, DIM)) for part in packed.split(sizes, -1)]
+        cache = torch.zeros(2, 1024, BLOCK, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+        slots = torch.randperm(1024 * BLOCK, device="cuda")[:rows]
+        positions = torch.arange(rows, device="cuda")
+        shared = (head_weight, head_weight, 1e-6, positions, cos, sin, *cache, slots)
+        calls: dict[str, tuple[Callable[[], object], int]] = {
+            "rms_norm": (partial(norms.rms_norm, x, weight, 1e-6), 4 * HIDDEN),
+            "add_rms_norm": (partial(norms.add_rms_norm, x, residual, weight, 1e-6), 8 * HIDDEN),
+            "silu_mul": (partial(activations.silu_mul, gate_up), 6 * INTERMEDIATE),
+            "qk_norm_rope_store": (
+                partial(qkv.qk_norm_rope_store, *parts, *shared),
+                4 * sum(sizes),
+            ),
+        }
+        for name, (call, width) in calls.items():
+            us = replay([call] * 8)
+            yield Timing(name, f"{rows} rows", us, rows * width, host_us=host_time(call))
+
+
+def time_sampling() -> Iterator[Timing]:
+    """The sampler over random logits, by kind of request."""
+    kinds = {"greedy": {"temperature": 0.0}, "random": {}, "top-k 20, top-p 0.95": None}
+    for rows in (1, 37, 256):
+        logits = [_randn(rows, VOCAB) * 3 for _ in range(3)]
+        for kind, changes in kinds.items():
+            plain = {"temperature": 0.6, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+            plain |= {"top_k": 20, "top_p": 0.95} if changes is None else changes
+            made = [
+                RowSampling(**plain, seed=row, sample_index=0, position=row) for row in range(rows)
+            ]
+            batch = SamplingBatch.from_rows(made, "cuda")
+            us = replay([partial(sampling.sample, x, batch) for x in logits])
+            yield Timing(f"sample {kind}", f"{rows} rows", us, rows * VOCAB * 2)
+
+
+def time_prefill() -> Iterator[Timing]:
+    """Prefill attention over whole prompts, beside torch's own attention on dense tensors."""
+    k, v = _randn(600, BLOCK, KV_HEADS, DIM), _randn(600, BLOCK, KV_HEADS, DIM)
+    for count, length in ((16, 512), (8, 1024), (1, 8192)):
+        table = torch.randperm(count * length // BLOCK).view(count, -1).int().cuda()
+        lens = torch.full((count,), length, dtype=torch.int32, device="cuda")
+        bounds = torch.arange(count + 1, dtype=torch.int32, device="cuda") * length
+        q = _randn(count * length, HEADS, DIM)
+        flops = 2 * count * length * (length + 1) * HEADS * DIM
+        dense = [x.view(count, length, -1, DIM).transpose(1, 2) for x in (q,)]
+        dense += [_randn(count, KV_HEADS, length, DIM) for _ in range(2)]
+
+        ours = partial(prefill.prefill_attention, q, k, v, table, lens, bounds, length, DIM**-0.5)
+        torchs = partial(F.scaled_dot_product_attention, *dense, is_causal=True, enable_gqa=True)
+        for name, call in (("prefill_attention", ours), ("torch sdpa, dense", torchs)):
+            yield Timing(name, f"{count} x {length}", replay([call] * 2, 9), flops=flops)
+
+
+def run() -> dict[str, object]:
+    """Measure everything, print as it comes, and return the record for a JSON file."""
+    read, rate = bandwidth(), matrix_rate()
+    print(f"read bandwidth {read / 1e12:.2f} TB/s, bf16 matrix rate {rate / 1e12:.0f} TFLOP/s")
+    timings = []
+    for part in (time_decode, time_products, time_small, time_sampling, time_prefill):
+        for timing in part():
+            limit = max(timing.bytes / read, timing.flops / rate) * 1e6
+            fields = {**asdict(timing), "share": limit / timing.us}
+            timings.append(Timing(**fields))
+            print(timings[-1].line(), flush=True)
+    return {
+        "environment": stamp(torch.device("cuda")),
+        "read_bytes_per_s": read,
+        "flops_per_s": rate,
+        "timings": [asdict(timing) for timing in timings],
+    }
+
+
+if __name__ == "__main__":
+    with torch.inference_mode():
+        record = run()
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n")
