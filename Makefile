@@ -31,12 +31,12 @@ help:
 	@echo "Targets: demo test slow lint format lessons clean"
 
 demo: $(RUNTIME)
-	$(BIN)/minivllm fetch smollm2
-	$(BIN)/minivllm generate --model smollm2 \
-		"What is the capital of France?" \
-		"Write two sentences about the sea." \
-		"Explain what a cache is to a child." \
-		"Name three uses of a paper clip."
+	$(BIN)/minivllm generate --model tiny --seed 1 \
+		"Once upon a time" \
+		"Once upon a time, there was a small dog" \
+		"One day, a girl named Mia found a key" \
+		"Tom and Lily were best friends"
+	@echo "next: $(BIN)/minivllm fetch smollm2, then $(BIN)/minivllm chat --model smollm2"
 
 test: $(DEV)
 	$(PYTEST) -m "not slow" $(ARGS)

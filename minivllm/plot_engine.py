@@ -74,7 +74,7 @@ def roofline(
         ax.set_yscale("log")
         ax.set_ylim(peak / 1e9 / 400, peak / 1e9 * 2)
         ax.text(0.03, 0.03, "memory is the limit", transform=ax.transAxes, fontsize=7.5)
-        right = {"transform": ax.transAxes, "ha": "right", "fontsize": 7.5}
+        right: dict[str, Any] = {"transform": ax.transAxes, "ha": "right", "fontsize": 7.5}
         ax.text(0.97, 0.03, "arithmetic is the limit", **right)
         for index, (name, (intensity, rate)) in enumerate(dots.items()):
             color, marker = PALETTE[(0, 3, 5, 4, 7)[index % 5]], MARKERS[index % 8]

@@ -102,7 +102,7 @@ WORKLOADS = {
         # Short enough for a lesson on two CPU cores, mixed enough to show batching.
         WorkloadSpec("mixed-32", 32, (16, 256), (16, 64)),
         # Short enough for a stage that computes everything again for every token.
-        WorkloadSpec("ladder", 8, (16, 128), (16, 48), temperature=0.0),
+        WorkloadSpec("ladder", 6, (16, 96), (16, 48), temperature=0.0),
         WorkloadSpec("compare-16", 16, (16, 256), (16, 128), temperature=0.0),
         WorkloadSpec("single", 1, (128, 128), (128, 128)),
     )

@@ -15,7 +15,7 @@ from minivllm.course.mistakes import Mistake, load_mistakes
 from minivllm.course.table import Task
 
 # For wrong answers in a dtype that the task never asked for.
-_FALLBACK = {"float64": 1e-9, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
+FALLBACK = {"float64": 1e-9, "float32": 1e-5, "float16": 4e-3, "bfloat16": 3e-2}
 
 Probe = Callable[[Any], Any]
 
@@ -65,7 +65,7 @@ def same_outcome(one: Outcome, other: Outcome, tolerance: Mapping[str, float]) -
         return type(one.error) is type(other.error)
     if type(one.value) is type(other.value) and _holds_no_tensor(one.value):
         return bool(one.value == other.value)
-    return error_ratio(one.value, other.value, {**_FALLBACK, **tolerance}) <= 1
+    return error_ratio(one.value, other.value, {**FALLBACK, **tolerance}) <= 1
 
 
 def diagnose(trail: Trail) -> list[Mistake]:

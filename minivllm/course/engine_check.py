@@ -26,6 +26,7 @@ PROMPTS = (
 )
 MAX_TOKENS = 24
 MAX_LEN = 128  # of a stage's sequences
+SAMPLED = {"temperature": 0.7, "top_k": 8, "top_p": 0.85, "seed": 1}  # each of them must matter
 TOLERANCE = 1e-4  # of logits, float32 on a CPU
 
 
@@ -85,18 +86,18 @@ def run_engine(model: str, parts: Mapping[str, Any]) -> Trace:
 
 
 def run_stage(name: str, model: str, units: Mapping[str, Any]) -> Trace:
-    """The same on an earlier stage, which takes token ids."""
+    """The same on an earlier stage, which takes token ids; greedy, and then sampled."""
     calls = dict.fromkeys(units, 0)
     counted = {key: _counted(value, key, calls) for key, value in units.items()}
     stage = Stage(name, model, MAX_LEN, counted, device="cpu")
     vocab = stage.model.config.vocab_size
     prompts = [[(17 * i + 5) % vocab for i in range(length)] for length in (13, 5, 1)]
-    tokens = stage.generate(prompts, MAX_TOKENS)
+    tokens = stage.generate(prompts, MAX_TOKENS) + stage.sample(prompts, MAX_TOKENS, **SAMPLED)
     logits = [stage.model(torch.tensor([ids]))[0] for ids in prompts]
     unused = [key for key, count in calls.items() if count == 0]
     if unused:
         raise RuntimeError(f"the stage {name} was run and never called {', '.join(unused)}")
-    shown = [tuple(" ".join(map(str, ids)) for ids in lists) for lists in (prompts, tokens)]
+    shown = [tuple(" ".join(map(str, ids)) for ids in lists) for lists in (prompts * 2, tokens)]
     return Trace(shown[0], tuple(tuple(ids) for ids in tokens), shown[1], tuple(logits))
 
 

@@ -27,8 +27,14 @@ def lesson_paths(course: Course, names: Sequence[str] = ()) -> list[Path]:
     """The notebooks that exist, or those of the named chapters."""
     folder = course.root / "lessons"
     if names:
-        return [folder / course.chapter(name).lesson for name in names]
+        return [_lesson(course, folder, name) for name in names]
     return sorted(folder.glob("[0-9][0-9]_*.ipynb"))
+
+
+def _lesson(course: Course, folder: Path, name: str) -> Path:
+    """A chapter's notebook, or one without tasks: the tour is in no table."""
+    untabled = sorted(folder.glob(f"{name.removeprefix('ch').zfill(2)}_*.ipynb"))
+    return untabled[0] if untabled else folder / course.chapter(name).lesson
 
 
 def execute(path: Path, course: Course) -> Any:

@@ -143,7 +143,8 @@ def launch_decode(
     if splits > 1:
         partial = torch.empty(rows, heads, splits, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-    block_d, pdl = padded_dim(dim), overlaps(q.device)
+    # Half a head is a side of the 8-bit products, and the least side is 16.
+    block_d, pdl = max(padded_dim(dim), 16 if k_scale is None else 32), overlaps(q.device)
     # Heads first: neighbouring programs read neighbouring bytes of the same tokens.
     grid = (kv_heads, splits, rows)
     shared = (

@@ -6,8 +6,14 @@ draws. Lesson 13.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
+
+from minivllm.kernels.runtime import INTERPRET, begin, overlaps
+from minivllm.ops.sampling import SamplingBatch
+
+BLOCK = 64 if INTERPRET else 8192  # logits of a row that its program holds at a time
 
 # Blocks of the row under way at a time: a pass is all waiting for memory.
 STAGES = tl.constexpr(4)
@@ -111,25 +117,55 @@ def _cut(
 
 
 @triton.jit
-def row_cut(p_row, size, top_k, top_p, min_p, inverse_t, BLOCK: tl.constexpr):
-    """(best logit, cut, alone): tokens with s >= cut survive; alone: only the best one does."""
-    b_lanes = row_max(p_row, size, BLOCK)
-    best = tl.clamp(tl.max(b_lanes, axis=0), -3.4028234663852886e38, 3.4028234663852886e38)
-    b_lanes = (b_lanes - best) * inverse_t
+def _cut_kernel(
+    p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_best, p_cut, stride_row, size,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """cut[b]: tokens of row b with (x - best[b]) / T >= cut[b] survive its top-k, top-p and min-p
+
+    Infinite where only the best token is left, -infinite where no filter is on.
+    """
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    p_row = p_logits + row * stride_row
+    temperature = tl.load(p_temperature + row)
+    top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
     cut = tl.full((), float("-inf"), tl.float32)
-    alone = top_k == 1
-    if (top_k > 1) & (top_k < size):
-        goal = top_k.to(tl.float32)  # exact: a vocabulary has fewer than 2^24 tokens
-        cut = _cut(p_row, size, best, inverse_t, b_lanes, cut, goal, False, BLOCK)
-    if (top_p < 1) & (top_k != 1):
-        total, above, below = _weigh(
-            p_row, size, best, inverse_t, b_lanes, cut, cut, True, False, BLOCK
-        )
-        goal = total * top_p
-        # The best token's own mass is exp(0).
-        alone = goal <= 1
-        if goal > 1:
-            cut = _cut(p_row, size, best, inverse_t, b_lanes, cut, goal, True, BLOCK)
-    if min_p > 0:
-        cut = tl.maximum(cut, tl.log(min_p))
-    return best, cut, alone
+    # Greedy rows and rows without a filter leave at once: the sampler finds their largest.
+    best = tl.full((), -3.4028234663852886e38, tl.float32)
+    if ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (temperature >= 1e-5):
+        inverse_t = 1.0 / temperature
+        b_lanes = row_max(p_row, size, BLOCK)
+        best = tl.clamp(tl.max(b_lanes, axis=0), best, -best)
+        b_lanes = (b_lanes - best) * inverse_t
+        alone = top_k == 1
+        if (top_k > 1) & (top_k < size):
+            goal = top_k.to(tl.float32)  # exact: a vocabulary has fewer than 2^24 tokens
+            cut = _cut(p_row, size, best, inverse_t, b_lanes, cut, goal, False, BLOCK)
+        if (top_p < 1) & (top_k != 1):
+            total, above, below = _weigh(
+                p_row, size, best, inverse_t, b_lanes, cut, cut, True, False, BLOCK
+            )
+            goal = total * top_p
+            # The best token's own mass is exp(0).
+            alone = goal <= 1
+            if goal > 1:
+                cut = _cut(p_row, size, best, inverse_t, b_lanes, cut, goal, True, BLOCK)
+        if min_p > 0:
+            cut = tl.maximum(cut, tl.log(min_p))
+        cut = tl.where(alone, float("inf"), cut)
+    tl.store(p_best + row, best)
+    tl.store(p_cut + row, cut)
+
+
+def launch_cut(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+    """Largest logit and cut of each row that filters. logits: [B, V] -> [B], [B] float32."""
+    rows, size = logits.shape
+    best, cut = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+    pdl = overlaps(logits.device, rows)
+    # All of a multiprocessor for a row: its passes are bound by what one program keeps under way.
+    _cut_kernel[(rows,)](
+        logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, best, cut,
+        logits.stride(0), size, BLOCK, pdl, num_warps=16, launch_pdl=pdl,
+    )  # fmt: skip
+    return best, cut

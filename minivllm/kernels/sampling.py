@@ -1,7 +1,7 @@
-"""From logits to the next token in Triton: one pass over a row, whatever its parameters.
+"""From logits to the next token in Triton: greedy and random in one pass over the row.
 
-Owns the kernel of `ops/sampling.py`. The row's program branches on the row's own numbers, so that
-one captured graph serves every mix of greedy, random and filtering rows. Lesson 13.
+Owns the kernels of `ops/sampling.py`. Programs branch on their row's own numbers, so that one
+captured graph serves every mix of greedy, random and filtering rows. Lesson 13.
 """
 
 from __future__ import annotations
@@ -10,16 +10,14 @@ import torch
 import triton
 import triton.language as tl
 
-from minivllm.kernels.filters import row_cut
+from minivllm.kernels.filters import launch_cut
 from minivllm.kernels.philox import gumbel, may_reach, words
-from minivllm.kernels.runtime import INTERPRET, check_device, padded
+from minivllm.kernels.runtime import INTERPRET, begin, check_device, overlaps, padded
 from minivllm.ops.sampling import SamplingBatch
 
 GREEDY_BELOW = tl.constexpr(1e-5)  # as ops.sampling.GREEDY_BELOW
 LEAST = tl.constexpr(-3.4028234663852886e38)  # float32's least finite number
-# Logits that a program holds at a time: of its part of a row, and of a whole row in the filters.
-BLOCK = 64 if INTERPRET else 1024
-FILTER_BLOCK = 64 if INTERPRET else 4096
+BLOCK = 64 if INTERPRET else 1024  # logits that a program holds at a time
 
 
 @triton.jit
@@ -39,11 +37,11 @@ def _best_of_range(
     p_row, size, vocab_start, first, last, reference, cut, inverse_t, greedy,
     seed, sample_index, position, GROUPS: tl.constexpr,
 ):  # fmt: skip
-    """argmax over blocks first..last-1 of (x - reference) / T + noise: (best score, its id, ...).
+    """argmax over blocks first..last-1 of (x - reference) / T + noise: (reference, score, id).
 
     One pass: where a block raises the reference (the largest logit so far), the best score is
     lowered by as much. Noise is made exactly only in blocks where some token may beat the best one
-    so far, about 4 of 37: that takes the logarithms, half of the work, out of the others.
+    so far: that takes the logarithms, half of the work, out of most blocks.
     """
     best = tl.full((), float("-inf"), tl.float32)
     best_id = vocab_start + tl.zeros((), tl.int32)
@@ -52,13 +50,14 @@ def _best_of_range(
         o_now, o_token, b_x = o_group, o_id, b_next.to(tl.float32)
         # The next block's logits come while this one is worked on.
         o_group, o_id, b_next = _block(p_row, size, vocab_start, block + 1, GROUPS)
-        higher = tl.clamp(tl.max(tl.max(b_x, axis=1), axis=0), reference, -LEAST)
+        block_max = tl.max(tl.max(b_x, axis=1), axis=0)
+        higher = tl.clamp(block_max, reference, -LEAST)
         best += (reference - higher) * inverse_t
         reference = higher
         b_score = (b_x - reference) * inverse_t
         b_score = tl.where(b_score >= cut, b_score, float("-inf"))
-        # A block without survivors needs no noise: after a filter most are.
-        if (greedy == 0) & (tl.max(tl.max(b_score, axis=1), axis=0) > float("-inf")):
+        # A block without survivors needs no noise: behind a filter that is most blocks.
+        if (greedy == 0) & ((block_max - reference) * inverse_t >= cut):
             b_words = words(seed, sample_index, position, o_now)
             b_may_win = may_reach(b_words, best - b_score).to(tl.int32)
             if tl.max(tl.max(b_may_win, axis=1), axis=0) > 0:
@@ -76,38 +75,34 @@ def _best_of_range(
 
 @triton.jit
 def _sample_kernel(
-    p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_seed, p_sample_index, p_position,
+    p_logits, p_temperature, p_seed, p_sample_index, p_position, p_best, p_cut,
     p_reference, p_score, p_id, stride_row, size, vocab_start,
-    SPLITS: tl.constexpr, BLOCK: tl.constexpr, FILTER_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, FILTER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """id[b] = argmax_j (x[b, j] - max x) / T[b] + gumbel(b, j) over the tokens that survive
 
     The plain argmax where T[b] is (near) 0. With splits: the winner of a part of the row.
     """
+    begin(PDL)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    p_row = p_logits + row * stride_row
     temperature = tl.load(p_temperature + row)
-    top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
     greedy = temperature < GREEDY_BELOW
+    reference = tl.full((), LEAST, tl.float32)
+    cut = tl.full((), float("-inf"), tl.float32)
+    if FILTER:
+        # A cut holds relative to the row's largest logit, and is infinite where only that is left.
+        cut = tl.load(p_cut + row)
+        reference = tl.load(p_best + row)
+        greedy = greedy | (cut == float("inf"))
+        cut = tl.where(greedy, float("-inf"), cut)
     inverse_t = 1.0 / tl.where(greedy, 1.0, temperature)
     # Blocks begin at a multiple of four token ids: a group of four shares one Philox call.
     blocks = tl.cdiv(size + vocab_start % 4, BLOCK)
     per_split = tl.cdiv(blocks, SPLITS)
     first, last = split * per_split, tl.minimum(split * per_split + per_split, blocks)
-
-    reference = tl.full((), LEAST, tl.float32)
-    cut = tl.full((), float("-inf"), tl.float32)
-    if ((top_k > 0) | (top_p < 1) | (min_p > 0)) & (greedy == 0):
-        # The cut depends on the whole row: its first program takes all of it.
-        first, last = tl.where(split == 0, 0, blocks), blocks
-        if split == 0:
-            reference, cut, alone = row_cut(
-                p_row, size, top_k, top_p, min_p, inverse_t, FILTER_BLOCK
-            )
-            greedy = greedy | alone
     reference, score, best_id = _best_of_range(
-        p_row, size, vocab_start, first, last, reference, cut, inverse_t, greedy,
-        tl.load(p_seed + row), tl.load(p_sample_index + row), tl.load(p_position + row),
+        p_logits + row * stride_row, size, vocab_start, first, last, reference, cut, inverse_t,
+        greedy, tl.load(p_seed + row), tl.load(p_sample_index + row), tl.load(p_position + row),
         BLOCK // 4,
     )  # fmt: skip
     if SPLITS > 1:
@@ -118,12 +113,17 @@ def _sample_kernel(
 
 @triton.jit
 def _merge_kernel(
-    p_temperature, p_reference, p_score, p_part_id, p_id, SPLITS: tl.constexpr, BLOCK: tl.constexpr
-):
+    p_temperature, p_cut, p_reference, p_score, p_part_id, p_id,
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr, FILTER: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     """id[b] = id of the part with the largest reference / T + score; the lowest id on a tie"""
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(p_temperature + row)
-    inverse_t = 1.0 / tl.where(temperature < GREEDY_BELOW, 1.0, temperature)
+    greedy = temperature < GREEDY_BELOW
+    if FILTER:
+        greedy = greedy | (tl.load(p_cut + row) == float("inf"))
+    inverse_t = 1.0 / tl.where(greedy, 1.0, temperature)
     o_s = tl.arange(0, BLOCK)
     m_s = o_s < SPLITS
     # [SPLITS], [SPLITS], [SPLITS]
@@ -139,7 +139,8 @@ def _merge_kernel(
 def sample_splits(rows: int) -> int:
     """Programs a row, by the number of rows alone: a graph keeps its grid.
 
-    H200, 151,936 logits: 256 rows in 4 parts 100 us (in 1: 120), 37 in 16: 24, 1 in 32: 9.
+    One program for each of 256 rows takes half as long again as four; one row takes 75 us in one
+    and 9 in 32 (H200, 151,936 logits).
     """
     return min(32, 1 << (max(1024 // rows, 1).bit_length() - 1))
 
@@ -147,7 +148,7 @@ def sample_splits(rows: int) -> int:
 def sample(logits: torch.Tensor, batch: SamplingBatch, vocab_start: int = 0) -> torch.Tensor:
     """See `ops.sampling.sample`. logits: [B, V] -> token ids [B] int64.
 
-    `batch.any_filter` is only used to refuse filters on a shard; the kernel looks for itself.
+    Without `batch.any_filter` the search for cuts is not launched: a captured graph has it True.
     """
     if batch.any_filter and vocab_start:
         raise ValueError(f"vocab_start={vocab_start}: top_k, top_p, min_p need the whole row")
@@ -170,18 +171,21 @@ def launch_sample(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if not rows:
         return out
+    pdl = overlaps(logits.device, rows)
+    best, cut = launch_cut(logits, batch) if batch.any_filter else (None, None)
     reference = score = None
     part_id = out
     if splits > 1:
         reference, score = torch.empty(2, rows, splits, dtype=torch.float32, device=out.device)
         part_id = torch.empty(rows, splits, dtype=torch.int64, device=out.device)
     _sample_kernel[(rows, splits)](
-        logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p,
-        batch.seed, batch.sample_index, batch.position, reference, score, part_id,
-        logits.stride(0), size, vocab_start, splits, block, FILTER_BLOCK, num_warps=num_warps,
+        logits, batch.temperature, batch.seed, batch.sample_index, batch.position, best, cut,
+        reference, score, part_id, logits.stride(0), size, vocab_start,
+        splits, block, batch.any_filter, pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(rows,)](
-            batch.temperature, reference, score, part_id, out, splits, padded(splits), num_warps=1
-        )
+            batch.temperature, cut, reference, score, part_id, out,
+            splits, padded(splits), batch.any_filter, pdl, num_warps=1, launch_pdl=pdl,
+        )  # fmt: skip
     return out

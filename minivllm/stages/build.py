@@ -19,14 +19,20 @@ from minivllm.hub import resolve_model
 from minivllm.ops.attention import attention
 from minivllm.ops.norms import rms_norm
 from minivllm.ops.rope import apply_rope, rope_table
+from minivllm.ops.sampling import draw, token_probs
 from minivllm.stages.decoder import DecoderLayer, load_weights
 from minivllm.stages.model import PlainModel
-from minivllm.stages.s1_naive import generate_naive
+from minivllm.stages.s1_naive import SampledModel, generate_naive
 from minivllm.stages.s2_kv import KVCache, generate_cached
 
 NAMES = ("s1_naive", "s2_kv", "engine")
-COMMON = ("rms_norm", "rope_table", "apply_rope", "attention", "DecoderLayer", "load_weights")
+COMMON = (
+    *("token_probs", "draw", "rms_norm", "rope_table", "apply_rope", "attention"),
+    *("DecoderLayer", "load_weights"),
+)
 REFERENCE: dict[str, Any] = {
+    "token_probs": token_probs,
+    "draw": draw,
     "rms_norm": rms_norm,
     "rope_table": rope_table,
     "apply_rope": apply_rope,
@@ -45,7 +51,7 @@ USED = {
 
 
 class Stage:
-    """A generation of the engine on a model; prompts one after the other, greedy.
+    """A generation of the engine on a model; prompts one after the other.
 
     model, device, dtype: as in `LLM`. mine: units of a student's that take the reference's place.
     """
@@ -78,9 +84,23 @@ class Stage:
         eos_ids: Sequence[int] = (),
     ) -> list[list[int]]:
         """New token ids of each prompt (token ids), at most `max_new`, the ending one included."""
-        counts = _counts(prompts, max_new)
-        run: Callable[..., list[int]] = self._cached if self.cache is not None else self._naive
-        return [run(ids, count, eos_ids) for ids, count in zip(prompts, counts, strict=True)]
+        return self._run(self.model, prompts, max_new, eos_ids)
+
+    def sample(
+        self,
+        prompts: Sequence[list[int]],
+        max_new: int | Sequence[int],
+        eos_ids: Sequence[int] = (),
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> list[list[int]]:
+        """The same with each token drawn at random; equal seeds give equal texts."""
+        units = self.units.token_probs, self.units.draw
+        model = SampledModel(self.model, *units, temperature, top_k, top_p, seed)
+        return self._run(model, prompts, max_new, eos_ids)
 
     @property
     def vocab_size(self) -> int:
@@ -108,11 +128,18 @@ class Stage:
             [] if cache is None else [v for i in range(len(cache.lengths)) for v in cache.view(i)]
         )
 
-    def _naive(self, ids: list[int], count: int, eos_ids: Sequence[int]) -> list[int]:
-        return self.units.generate_naive(self.model, ids, count, eos_ids)
-
-    def _cached(self, ids: list[int], count: int, eos_ids: Sequence[int]) -> list[int]:
-        return self.units.generate_cached(self.model, self.cache, ids, count, eos_ids)
+    def _run(
+        self,
+        model: Callable[..., torch.Tensor],
+        prompts: Sequence[list[int]],
+        max_new: int | Sequence[int],
+        eos_ids: Sequence[int],
+    ) -> list[list[int]]:
+        loop, kept = self.units.generate_naive, ()
+        if self.cache is not None:
+            loop, kept = self.units.generate_cached, (self.cache,)
+        pairs = zip(prompts, _counts(prompts, max_new), strict=True)
+        return [loop(model, *kept, ids, count, eos_ids) for ids, count in pairs]
 
 
 class EngineStage:

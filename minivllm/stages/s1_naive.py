@@ -1,7 +1,7 @@
 """Stage 1: the decode loop at its plainest, everything computed again for every token.
 
-Owns the loop. Never keeps anything between tokens, and that is its lesson: the work for one token
-grows with the length of the text. Lesson 01.
+Owns the loop, and the model that turns it into one that samples. Never keeps anything between
+tokens, and that is its lesson: the work for one token grows with the length of the text. Lesson 01.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import torch
+import torch.nn.functional as F
 
 
 def generate_naive(
@@ -29,3 +30,40 @@ def generate_naive(
         if tokens[-1] in eos_ids:
             break
     return tokens[len(ids) :]
+
+
+class SampledModel:
+    """A model that has already chosen: its one row of logits is 1 at the token that was drawn.
+
+    A loop that takes the best token then samples, and needs no second form. model: ids [1, T], and
+    whatever else the loop passes, -> logits [1, T, V]; token_probs and draw: the units of lesson 01.
+    """
+
+    def __init__(
+        self,
+        model: Callable[..., torch.Tensor],
+        token_probs: Callable[..., torch.Tensor],
+        draw: Callable[..., torch.Tensor],
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        self.model = model
+        self.token_probs = token_probs
+        self.draw = draw
+        # One row: a stage runs one sequence at a time.
+        self.numbers = (
+            torch.tensor([temperature]),
+            torch.tensor([top_k]),
+            torch.tensor([top_p]),
+        )
+        # Of its own: what else draws random numbers in the process changes no text.
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __call__(self, ids: torch.Tensor, *rest: object) -> torch.Tensor:
+        """ids: [1, T] -> [1, 1, V], the row for the next token only."""
+        logits = self.model(ids, *rest)[:, -1].cpu()  # [1, V]
+        u = torch.rand(1, generator=self.generator)
+        token = self.draw(self.token_probs(logits, *self.numbers), u)
+        return F.one_hot(token, logits.shape[-1]).float().unsqueeze(0)

@@ -144,43 +144,60 @@ def answer_chats(entries: Sequence[dict], passes: int, seed: int) -> Iterator[li
             i += turns
 
 
-def build(stories: Sequence[dict], tokenizer: Tokenizer, told: int, passes: int, seed: int) -> dict:
-    """All streams: name -> list of flagged id arrays. Held-out streams are named 'held_' + name."""
-    encoder, rng = Encoder(tokenizer), random.Random(seed)
-    lines = [x for x in SYSTEM_FILE.read_text("utf-8").splitlines() if x]
-    streams: dict[str, list[np.ndarray]] = {}
+class Streams:
+    """Collects documents by stream; drops held-out texts of streams that report no held-out part."""
 
-    def system() -> str | None:
-        return system_message(lines, rng) if rng.random() < 0.15 else None
+    def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
+        self.encoder, self.rng = Encoder(tokenizer), random.Random(seed)
+        self.lines = [x for x in SYSTEM_FILE.read_text("utf-8").splitlines() if x]
+        self.documents: dict[str, list[np.ndarray]] = {}
 
-    def add(name: str, document: np.ndarray, held: bool = False) -> None:
-        # Only the streams that are reported keep a held-out part; other held-out texts are dropped.
+    def system(self) -> str | None:
+        """A system message for about one conversation in seven."""
+        return system_message(self.lines, self.rng) if self.rng.random() < 0.15 else None
+
+    def add(self, name: str, document: np.ndarray, held: bool = False) -> None:
+        """Append to the stream `name`, or to 'held_' + name."""
         if not held:
-            streams.setdefault(name, []).append(document)
+            self.documents.setdefault(name, []).append(document)
         elif name in HELD_OUT:
-            streams.setdefault("held_" + name, []).append(document)
+            self.documents.setdefault("held_" + name, []).append(document)
 
-    for story in stories:
+    def add_written(self, story: dict) -> None:
+        """A story of the teacher: raw, as a chat, and once more where it holds together."""
         text, held = story["text"], is_held_out(story["text"])
         if not story["complete"]:
-            add("incomplete_raw", encoder.raw(text, ends=False), held)
-            continue
-        good = "good" if filters.holds_together(text, story["prompt"]) else "plain"
-        add("complete_raw", encoder.raw(text, ends=True), held)
-        chat = encoder.chat([(story["prompt"], text)], system())
-        add("complete_chat", chat, held)
-        if good == "good":
-            add("good_raw", encoder.raw(text, ends=True), held)
-            add("good_chat", chat, held)
+            self.add("incomplete_raw", self.encoder.raw(text, ends=False), held)
+            return
+        raw = self.encoder.raw(text, ends=True)
+        chat = self.encoder.chat([(story["prompt"], text)], self.system())
+        self.add("complete_raw", raw, held)
+        self.add("complete_chat", chat, held)
+        if filters.holds_together(text, story["prompt"]):
+            self.add("good_raw", raw, held)
+            self.add("good_chat", chat, held)
+
+    def add_told(self, drawn: grammar.Story, held: bool) -> None:
+        """A story of the grammar; a third of the chats ask for a hero with a name never seen."""
+        self.add("told_raw", self.encoder.raw(drawn.told, ends=True), held)
+        if self.rng.random() < 0.35:
+            drawn = grammar.rename_hero(drawn, grammar.invented_name(self.rng))
+        chat = self.encoder.chat([(drawn.request, drawn.told)], self.system())
+        self.add("told_chat", chat, held)
+
+
+def build(
+    stories: Sequence[dict], tokenizer: Tokenizer, told: int, passes: int, seed: int
+) -> dict[str, list[np.ndarray]]:
+    """All streams: name -> flagged id arrays. Held-out streams are named 'held_' + name."""
+    streams = Streams(tokenizer, seed)
+    for story in stories:
+        streams.add_written(story)
     for i, drawn in enumerate(told_stories(told, seed)):
-        held = i % 200 == 0
-        add("told_raw", encoder.raw(drawn.told, ends=True), held)
-        if rng.random() < 0.35:
-            drawn = grammar.rename_hero(drawn, grammar.invented_name(rng))
-        add("told_chat", encoder.chat([(drawn.request, drawn.told)], system()), held)
+        streams.add_told(drawn, held=i % 200 == 0)
     for turns in answer_chats(read_jsonl(ANSWERS_FILE), passes, seed):
-        add("answers", encoder.chat(turns, system()))
-    return streams
+        streams.add("answers", streams.encoder.chat(turns, streams.system()))
+    return streams.documents
 
 
 def corpus(stories: Iterable[dict], told: int, seed: int) -> Iterator[str]:

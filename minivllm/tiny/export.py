@@ -24,6 +24,7 @@ FILES = (
     "tokenizer_config.json",
     "README.md",
 )
+CARD_FILE = Path(__file__).parent / "card.md"
 MANIFEST_FILE = Path(__file__).parent / "MANIFEST.json"
 
 
@@ -70,86 +71,26 @@ def generation_config() -> dict[str, Any]:
 
 
 def card(report: dict, summary: dict, counts: dict, reading: str) -> str:
-    """The model card: how it was made, what was measured, the unselected samples, the limits."""
-    samples, questions, system = (
-        report["samples"],
-        report["questions"],
-        report["questions_with_system_prompt"],
+    """The model card: card.md with the figures of the reports and the unselected samples filled in."""
+    rows = report["samples"]["texts"]
+    texts = [
+        f"{i}. {row['text'].replace(chr(10) * 2, ' / ')}" + ("" if row["ended"] else " **[cut]**")
+        for i, row in enumerate(rows, 1)
+    ]
+    template = CARD_FILE.read_text("utf-8")
+    return template.format(
+        **report,
+        shape=summary["shape"],
+        run=summary,
+        settings=summary["training"],
+        counts=counts,
+        reading=reading,
+        copied_percent=100 * report["copied"]["eight_grams_in_training"],
+        asked_with_system=report["questions_with_system_prompt"]["right_by_set"],
+        seeds=[rows[0]["seed"], rows[-1]["seed"]],
+        texts="\n".join(texts),
+        context=MAX_POSITION,
     )
-    ppl, base, copied, margin = (
-        report["perplexity"],
-        report["baselines"],
-        report["copied"],
-        report["margins"],
-    )
-    shape = summary["shape"]
-    texts = "\n".join(
-        f"{i}. {row['text'].replace(chr(10) * 2, ' / ')}"
-        + ("" if row["ended"] else " **[did not end]**")
-        for i, row in enumerate(samples["texts"], 1)
-    )
-    return f"""---
-license: apache-2.0
-language: en
-pipeline_tag: text-generation
----
-
-# tiny: the toy model of the minivllm course
-
-A Qwen3-architecture model of {summary["parameters"]:,} parameters that tells short, simple stories
-and answers easy questions of a child. It is part of the package, so that every lesson, exercise and
-test of the course runs offline on a laptop and still writes readable English.
-
-**Limits.** A toy. It knows about a hundred plots and the answers of one small file, both learned
-nearly by heart; anything else it makes up. Do not trust its facts, and do not use it for anything
-but trying out an inference engine. English only. No safety training beyond harmless data.
-
-## How it was made
-
-- Shape: {shape["num_hidden_layers"]} layers, hidden {shape["hidden_size"]}, {shape["num_attention_heads"]} query and {shape["num_key_value_heads"]} KV heads of {shape["head_dim"]}, MLP {shape["intermediate_size"]},
-  {shape["vocab_size"]:,} byte-level BPE entries, tied embeddings, q/k norm, rope theta 10,000, context {MAX_POSITION:,}, bf16.
-- Stories: {counts["complete_raw"]["documents"]:,} complete and {counts["incomplete_raw"]["documents"]:,} unfinished ones written by SmolLM2-135M-Instruct
-  (Apache-2.0) from a plot grammar, and {counts["told_raw"]["documents"]:,} told by the grammar itself (`minivllm/tiny/plots.txt`,
-  written by hand). The last quarter of the training saw only complete stories, most of them the
-  grammar's own: they are what holds the samples below together.
-- Answers: written by hand (`minivllm/tiny/answers.jsonl`), learned by heart in several wordings.
-- Training: {summary["tokens"]:,} tokens in {summary["steps"]:,} steps, {summary["seconds"]:.0f} s on one {summary["device"]} (shared by three trainings),
-  bf16 autocast, AdamW, learning rate {summary["training"]["lr"]}, seed {summary["training"]["seed"]}, plan `{summary["training"]["plan"]}`.
-- Recipe: `python -m minivllm.tiny generate|tokenizer|train|evaluate|export`; counts and seeds in
-  `minivllm/tiny/MANIFEST.json`. The data itself is not in the repository.
-
-Use: raw text ("Once upon a time") or ChatML through the chat template (a system message is
-accepted). Generation ends at `<|endoftext|>` (0) or `<|im_end|>` (2).
-
-## Measured
-
-By `python -m minivllm.tiny evaluate --data streams.npz` (transformers, fp32, CPU):
-
-| | |
-|---|---|
-| Held-out perplexity, complete stories of SmolLM2 | {ppl["complete_raw"]:.2f} (trigram {base["trigram"]:.2f}, unigram {base["unigram"]:.1f}) |
-| Held-out perplexity, stories told by the grammar | {ppl["told_raw"]:.2f} |
-| Samples below that end by themselves | {samples["ended"]} of {samples["count"]} |
-| Samples below that hold together, by reading | {reading} |
-| Distinct 2-grams and 4-grams in a sample | {samples["distinct"]["2"]:.3f}, {samples["distinct"]["4"]:.3f} |
-| 8-grams of the samples that occur in training stories | {100 * copied["eight_grams_in_training"]:.0f} %; whole samples that are training stories: {copied["exact_copies"]} |
-| Reworded questions answered right, first set | {questions["right_by_set"]["1"]} (with a {report["system_prompt_tokens"]}-token system prompt: {system["right_by_set"]["1"]}) |
-| Second set, worded further away | {questions["right_by_set"]["2"]} (with the system prompt: {system["right_by_set"]["2"]}) |
-| Answers that end by themselves | {questions["ended"]} of {questions["asked"]} |
-| Top-2 logit margin of greedy steps | median {margin["median"]:.2f}, 10 % {margin["p10"]:.2f}, 1 % {margin["p01"]:.3f}, smallest {margin["min"]:.4f} |
-
-The wordings of the first set were not trained for these questions, but some of them were for others
-("Which number follows four?" is trained, "Which number follows six?" is asked). The training was
-changed once after a look at this set; the second set was written before that training and shares
-less with it.
-
-## {samples["count"]} unselected samples
-
-Printed by `python -m minivllm.tiny evaluate --samples {samples["count"]}`: "Once upon a time", temperature
-{samples["temperature"]}, top-p {samples["top_p"]}, seeds {samples["texts"][0]["seed"]} to {samples["texts"][-1]["seed"]}. " / " stands for a new paragraph.
-
-{texts}
-"""
 
 
 def manifest(

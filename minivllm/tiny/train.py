@@ -150,7 +150,7 @@ def load_checkpoint(
 def train(
     data: str | Path, out: str | Path, shape: Shape, training: Training, stop_at: int = 0
 ) -> dict:
-    """Train and write `out`: checkpoint.pt, curve.json, curve.png, model.safetensors, config.json.
+    """Train and write `out`: checkpoint.pt, curve.json, curve.png, summary.json, model/.
 
     A checkpoint in `out` is resumed. `stop_at` ends the run early at that step (as an interruption
     would), leaving a checkpoint. Returns the summary that is also written to summary.json.
@@ -162,11 +162,37 @@ def train(
     batches = plan_batches(streams, PLANS[training.plan], training.tokens_per_step, training.seed)
     batches = batches[: training.max_steps] if training.max_steps else batches
     model = build_model(shape, training.seed).to(device).train()
+    started = time.perf_counter()
+    curve = run_steps(model, batches, streams, training, out, stop_at or len(batches))
+    summary = {
+        "shape": asdict(shape),
+        "training": asdict(training),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": len(batches),
+        "tokens": sum(b.shape[0] * (b.shape[1] - 1) for b in batches),
+        "seconds": round(time.perf_counter() - started, 1),
+        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        "final": curve[-1] if curve else {},
+    }
+    write_results(out, model, curve, summary)
+    return summary
+
+
+def run_steps(
+    model: Qwen3ForCausalLM,
+    batches: Sequence[np.ndarray],
+    streams: dict[str, list[np.ndarray]],
+    training: Training,
+    out: Path,
+    last: int,
+) -> list[dict]:
+    """Steps from the checkpoint (or from 0) up to `last`; returns the curve, one point an eval."""
+    device = next(model.parameters()).device.type
     optimizer = make_optimizer(model, training)
+    held = {name[5:]: d for name, d in streams.items() if name.startswith("held_")}
     step, curve = 0, []
     if (out / "checkpoint.pt").exists():
         step, curve = load_checkpoint(out / "checkpoint.pt", model, optimizer, device)
-    started, last = time.perf_counter(), stop_at or len(batches)
     bar = tqdm(total=len(batches), initial=step, desc=out.name, mininterval=5.0)
     while step < last:
         for group in optimizer.param_groups:
@@ -180,30 +206,13 @@ def train(
         bar.update()
         if step % training.eval_every == 0 or step == len(batches):
             # .item() waits for the GPU, so the loss is read only here.
-            point = {"step": step, "train": loss.item()}
-            point |= {
-                n[5:]: held_out_loss(model, d, device)
-                for n, d in streams.items()
-                if n.startswith("held_")
-            }
-            curve.append(point)
-            bar.set_postfix({"loss": f"{point['train']:.3f}"})
+            losses = {name: held_out_loss(model, d, device) for name, d in held.items()}
+            curve.append({"step": step, "train": loss.item(), **losses})
+            bar.set_postfix({"loss": f"{curve[-1]['train']:.3f}"})
         if step % training.save_every == 0 or step == last:
             save_checkpoint(out / "checkpoint.pt", model, optimizer, step, curve)
     bar.close()
-    tokens = sum(b.shape[0] * (b.shape[1] - 1) for b in batches)
-    summary = {
-        "shape": asdict(shape),
-        "training": asdict(training),
-        "parameters": sum(p.numel() for p in model.parameters()),
-        "steps": len(batches),
-        "tokens": tokens,
-        "seconds": round(time.perf_counter() - started, 1),
-        "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-        "final": curve[-1] if curve else {},
-    }
-    write_results(out, model, curve, summary)
-    return summary
+    return curve
 
 
 def write_results(out: Path, model: Qwen3ForCausalLM, curve: list[dict], summary: dict) -> None:
