@@ -16,6 +16,7 @@ BIN := $(VENV)/bin
 KEY := $(shell cat pyproject.toml $(CONSTRAINTS) | cksum | cut -d' ' -f1)
 RUNTIME := $(VENV)/.installed-$(KEY)
 DEV := $(VENV)/.installed-dev-$(KEY)
+BROWSER := $(VENV)/.installed-browser-$(KEY)
 # The exact torch stands on the command line beside the package, see $(CONSTRAINTS).
 TORCH := $(shell sed -n 's/^\(torch==[^ ;]*\).*/\1/p' $(CONSTRAINTS))
 INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_FLAGS) \
@@ -24,11 +25,11 @@ INSTALL = $(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_FLAG
 # Tests run on one thread: two OpenMP threads beside a busy neighbour can be 100 times slower.
 PYTEST = OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest
 
-.PHONY: help demo test slow lint format lessons clean
+.PHONY: help demo test slow lint format lessons browser clean
 
 help:
 	@sed -n 's/^# \{0,1\}//;1,5p' Makefile
-	@echo "Targets: demo test slow lint format lessons clean"
+	@echo "Targets: demo test slow lint format lessons browser clean"
 
 demo: $(RUNTIME)
 	$(BIN)/minivllm generate --model tiny --seed 1 \
@@ -53,6 +54,10 @@ lint: $(DEV)
 lessons: $(DEV)
 	$(BIN)/python -m minivllm.course lessons $(ARGS)
 
+# A lesson in a real JupyterLab in a real browser: Debian's chromium, never a downloaded one.
+browser: $(BROWSER)
+	$(BIN)/python tests/lab_browser.py $(ARGS)
+
 format: $(DEV)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -75,6 +80,11 @@ $(DEV): | $(BIN)/python
 	@echo "installing into $(VENV) (once; some minutes and 2.5 GB)"
 	$(INSTALL) -e '.[dev]'
 	@touch $(RUNTIME) $@
+
+$(BROWSER): | $(BIN)/python
+	@echo "installing JupyterLab and selenium into $(VENV) (once)"
+	$(INSTALL) -e '.[dev,lessons,browser]'
+	@touch $(RUNTIME) $(DEV) $@
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -12,9 +12,10 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -46,11 +47,10 @@ class Timing:
 
     def line(self) -> str:
         """A row of the printed table."""
-        rate = f"{self.flops / self.us / 1e6:7.0f} TFLOP/s" if self.flops else ""
-        rate = rate or (f"{self.bytes / self.us / 1e6:7.2f} TB/s   " if self.bytes else " " * 15)
+        value, unit = (self.flops, "TFLOP/s") if self.flops else (self.bytes, "TB/s")
         host = "" if self.host_us is None else f"  host {self.host_us:.0f} us"
-        share = f"{self.share:5.0%}" if self.share else "     "
-        return f"{self.kernel:24s} {self.shape:22s} {self.us:9.2f} us {rate} {share}{host}"
+        rate = f"{value / self.us / 1e6:7.2f} {unit:7s} {self.share:5.0%}"
+        return f"{self.kernel:28s} {self.shape:20s} {self.us:9.2f} us {rate}{host}"
 
 
 def replay(calls: Sequence[Callable[[], object]], repeats: int = 15) -> float:
@@ -124,80 +124,86 @@ def time_decode() -> Iterator[Timing]:
     blocks = 24000
     k, v = _randn(blocks, BLOCK, KV_HEADS, DIM), _randn(blocks, BLOCK, KV_HEADS, DIM)
     (k8, k_scale), (v8, v_scale) = kv_fp8.quantize(k), kv_fp8.quantize(v)
+    both: dict[str, tuple[torch.Tensor, ...]] = {"": (k, v), " fp8": (k8, v8, k_scale, v_scale)}
     cases = [(f"step {step}", contexts(step)) for step in STEPS]
     for name, lengths in [*cases, ("context 512", [512])]:
         tables, rows = _tables(lengths, blocks, 4), len(lengths)
         lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
         q = _randn(rows, HEADS, DIM)
-        size = sum(lengths) * KV_HEADS * DIM * 2
-        for kind, caches, width in (
-            ("", (k, v), 2.0),
-            (" fp8", (k8, v8, k_scale, v_scale), 1 + 4 / DIM),
-        ):
-            calls = [
-                partial(decode.paged_decode, q, *caches[:2], table, lens, DIM**-0.5, *caches[2:])
-                for table in tables
-            ]
+        size = sum(lengths) * KV_HEADS * 2
+        for kind, caches in both.items():
+            attend = partial(decode.paged_decode, context_lens=lens, scale=DIM**-0.5)
+            extra = dict(zip(("k_scale", "v_scale"), caches[2:]))
+            calls = [partial(attend, q, *caches[:2], table, **extra) for table in tables]
+            width = sum(cache[0, 0, 0].nbytes for cache in caches) // 2  # of a token and head
             yield Timing(f"paged_decode{kind}", f"{name}, {rows} rows", replay(calls), size * width)
 
 
 def time_products() -> Iterator[Timing]:
-    """The four products of a layer, and cuBLAS beside them."""
+    """The four products of a layer and the output head, and cuBLAS beside them."""
+    shapes = {**PRODUCTS, "lm_head": (VOCAB, HIDDEN)}
     for rows in (1, 16, 64, 256):
-        totals = {"linear": 0.0, "cublas": 0.0}
-        for name, (features, size) in PRODUCTS.items():
-            weights = [linear.prepare_weight(_randn(features, size) * 0.02) for _ in range(LAYERS)]
+        layer = {"linear": 0.0, "cublas": 0.0}
+        for name, (features, size) in shapes.items():
+            copies = 2 if name == "lm_head" else LAYERS
+            weights = [linear.prepare_weight(_randn(features, size) * 0.02) for _ in range(copies)]
             x = _randn(rows, size)
             for kind, product in (("linear", linear.linear), ("cublas", F.linear)):
                 us = replay([partial(product, x, weight, None) for weight in weights])
-                totals[kind] += us
+                layer[kind] += us if name in PRODUCTS else 0
                 yield Timing(f"{kind} {name}", f"{rows} rows", us, features * size * 2)
-        for kind, us in totals.items():
-            size = sum(n * k for n, k in PRODUCTS.values()) * 2
-            yield Timing(f"{kind} layer", f"{rows} rows", us, size)
-    heads = [_randn(VOCAB, HIDDEN) * 0.02 for _ in range(2)]
-    for rows in (1, 64):
-        x = _randn(rows, HIDDEN)
-        for kind, product in (("linear", linear.linear), ("cublas", F.linear)):
-            us = replay([partial(product, x, weight, None) for weight in heads])
-            yield Timing(f"{kind} lm_head", f"{rows} rows", us, VOCAB * HIDDEN * 2)
+        size = sum(n * k for n, k in PRODUCTS.values()) * 2
+        yield from (Timing(f"{kind} layer", f"{rows} rows", us, size) for kind, us in layer.items())
 
 
 def time_small() -> Iterator[Timing]:
     """Norms, activation, and the fused q/k-norm, rotation and store; with the host's time."""
-    weight, head_weight = _randn(HIDDEN), _randn(DIM)
-    cos, sin = torch.randn(2, 10000, DIM // 2, device="cuda")
     for rows in (1, 256, 8192):
-        x, residual = _randn(rows, HIDDEN), _randn(rows, HIDDEN)
-        gate_up, packed = _randn(rows, 2 * INTERMEDIATE), _randn(rows, (HEADS + 2 * KV_HEADS) * DIM)
-        sizes = [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM]
-        parts = [part.unflatten(-1, (-1, DIM)) for part in packed.split(sizes, -1)]
-        cache = torch.zeros(2, 1024, BLOCK, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
-        slots = torch.randperm(1024 * BLOCK, device="cuda")[:rows]
-        positions = torch.arange(rows, device="cuda")
-        shared = (head_weight, head_weight, 1e-6, positions, cos, sin, *cache, slots)
-        calls: dict[str, tuple[Callable[[], object], int]] = {
-            "rms_norm": (partial(norms.rms_norm, x, weight, 1e-6), 4 * HIDDEN),
-            "add_rms_norm": (partial(norms.add_rms_norm, x, residual, weight, 1e-6), 8 * HIDDEN),
-            "silu_mul": (partial(activations.silu_mul, gate_up), 6 * INTERMEDIATE),
-            "qk_norm_rope_store": (
-                partial(qkv.qk_norm_rope_store, *parts, *shared),
-                4 * sum(sizes),
-            ),
-        }
-        for name, (call, width) in calls.items():
-            us = replay([call] * 8)
+        sets = [_small_calls(rows) for _ in range(8)]  # at 8192 rows far more than the L2 cache
+        for name, (call, width) in sets[0].items():
+            us = replay([calls[name][0] for calls in sets])
             yield Timing(name, f"{rows} rows", us, rows * width, host_us=host_time(call))
+
+
+def _small_calls(rows: int) -> dict[str, tuple[Callable[[], object], int]]:
+    """Name -> (call on inputs of its own, bytes it must move for a row)."""
+    weight, head_weight = _randn(HIDDEN), _randn(DIM)
+    cos, sin = torch.randn(2, rows, DIM // 2, device="cuda")
+    cache = torch.zeros(2, 1024, BLOCK, KV_HEADS, DIM, dtype=torch.bfloat16, device="cuda")
+    slots = torch.randperm(1024 * BLOCK, device="cuda")[:rows]
+    positions = torch.arange(rows, device="cuda")
+    sizes = [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM]
+    parts = [part.unflatten(-1, (-1, DIM)) for part in _randn(rows, sum(sizes)).split(sizes, -1)]
+    shared = (head_weight, head_weight, 1e-6, positions, cos, sin, *cache, slots)
+    x, residual = _randn(rows, HIDDEN), _randn(rows, HIDDEN)
+    return {
+        "rms_norm": (partial(norms.rms_norm, x, weight, 1e-6), 4 * HIDDEN),
+        "add_rms_norm": (partial(norms.add_rms_norm, x, residual, weight, 1e-6), 8 * HIDDEN),
+        "silu_mul": (
+            partial(activations.silu_mul, _randn(rows, 2 * INTERMEDIATE)),
+            6 * INTERMEDIATE,
+        ),
+        "qk_norm_rope_store": (partial(qkv.qk_norm_rope_store, *parts, *shared), 4 * sum(sizes)),
+    }
 
 
 def time_sampling() -> Iterator[Timing]:
     """The sampler over random logits, by kind of request."""
-    kinds = {"greedy": {"temperature": 0.0}, "random": {}, "top-k 20, top-p 0.95": None}
+    kinds: dict[str, dict[str, Any]] = {
+        "greedy": {"temperature": 0.0},
+        "random": {},
+        "top-k 20, top-p 0.95": {"top_k": 20, "top_p": 0.95},
+    }
     for rows in (1, 37, 256):
         logits = [_randn(rows, VOCAB) * 3 for _ in range(3)]
         for kind, changes in kinds.items():
-            plain = {"temperature": 0.6, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-            plain |= {"top_k": 20, "top_p": 0.95} if changes is None else changes
+            plain: dict[str, Any] = {
+                "temperature": 0.6,
+                "top_k": 0,
+                "top_p": 1.0,
+                "min_p": 0.0,
+                **changes,
+            }
             made = [
                 RowSampling(**plain, seed=row, sample_index=0, position=row) for row in range(rows)
             ]
@@ -215,11 +221,11 @@ def time_prefill() -> Iterator[Timing]:
         bounds = torch.arange(count + 1, dtype=torch.int32, device="cuda") * length
         q = _randn(count * length, HEADS, DIM)
         flops = 2 * count * length * (length + 1) * HEADS * DIM
-        dense = [x.view(count, length, -1, DIM).transpose(1, 2) for x in (q,)]
-        dense += [_randn(count, KV_HEADS, length, DIM) for _ in range(2)]
-
+        heads = [q.view(count, length, HEADS, DIM).transpose(1, 2)]
+        heads += [_randn(count, KV_HEADS, length, DIM) for _ in range(2)]
         ours = partial(prefill.prefill_attention, q, k, v, table, lens, bounds, length, DIM**-0.5)
-        torchs = partial(F.scaled_dot_product_attention, *dense, is_causal=True, enable_gqa=True)
+        dense = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+        torchs = partial(dense, *heads)
         for name, call in (("prefill_attention", ours), ("torch sdpa, dense", torchs)):
             yield Timing(name, f"{count} x {length}", replay([call] * 2, 9), flops=flops)
 
@@ -232,15 +238,10 @@ def run() -> dict[str, object]:
     for part in (time_decode, time_products, time_small, time_sampling, time_prefill):
         for timing in part():
             limit = max(timing.bytes / read, timing.flops / rate) * 1e6
-            fields = {**asdict(timing), "share": limit / timing.us}
-            timings.append(Timing(**fields))
+            timings.append(replace(timing, share=limit / timing.us))
             print(timings[-1].line(), flush=True)
-    return {
-        "environment": stamp(torch.device("cuda")),
-        "read_bytes_per_s": read,
-        "flops_per_s": rate,
-        "timings": [asdict(timing) for timing in timings],
-    }
+    record = {"environment": stamp(torch.device("cuda")), "read_bytes_per_s": read}
+    return {**record, "flops_per_s": rate, "timings": [asdict(timing) for timing in timings]}
 
 
 if __name__ == "__main__":

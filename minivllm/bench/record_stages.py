@@ -15,13 +15,12 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from minivllm import bench, stages
 from minivllm.bench.environment import stamp
 from minivllm.bench.ladder import RECORD
 from minivllm.bench.roofline import ceilings
 from minivllm.bench.shapes import shape_directory
+from minivllm.engine.build import pick_device
 
 SHAPE = "smollm2-135m-shape"
 LENGTHS = (64, 512, 1024, 2048, 3072, 4096)
@@ -38,11 +37,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS)
     parser.add_argument("--out", type=Path, default=RECORD)
     args = parser.parse_args(argv)
+    try:
+        device = pick_device(args.device)
+    except ValueError as error:
+        parser.error(str(error))
     record: dict[str, Any] = {
-        "environment": stamp(torch.device(args.device)),
+        "environment": stamp(device),
         "runs": ladder_runs(args),
         "latency": latency_curves(args),
-        "roofline": ceilings(torch.device(args.device)).to_dict(),
+        "roofline": ceilings(device).to_dict(),
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")

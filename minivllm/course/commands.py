@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minivllm.course.table import Course, load_course
+from minivllm.course.table import STUDENT, Course, load_course
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -59,17 +59,35 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     reset = add("reset", _reset, "put a chapter's stub back; your file is kept as .bak")
     reset.add_argument("chapter")
     add("update", _update, "bring new stubs into your files, keeping your edits")
-    build = add("build", _build, "generate stubs and solutions from the package (authors)")
+    build = add(
+        "build", _authors(_build), "generate stubs and solutions from the package (authors)"
+    )
     build.add_argument("--check", action="store_true", help="only say what differs; exit 1 if any")
     build.add_argument("--force", action="store_true", help="replace edited files, keeping a .bak")
-    kill = add("kill-table", _kill_table, "which mistake fails which task (authors)")
+    kill = add("kill-table", _authors(_kill_table), "which mistake fails which task (authors)")
     kill.add_argument("chapters", nargs="*")
     kill.add_argument("--json", type=Path, metavar="FILE")
     lab = add("lab", _lab, "copy the lessons to work/ and open JupyterLab there")
     lab.add_argument("--no-open", action="store_true", help="only copy")
+    lab.add_argument("--no-browser", action="store_true", help="start it and print its address")
+    lab.add_argument("--port", type=int, default=8888, help="the first port to try (8888)")
     lessons = add("lessons", _lessons, "execute the lessons in place (authors)")
     lessons.add_argument("names", nargs="*", help="chapters; all by default")
-    _add_grade(add("grade", _grade, "grade a folder of submissions"))
+    add("readme", _authors(_readme), "write the table of chapters into README.md (authors)")
+    released = add("release", _authors(_release), "write the tree for students (instructors)")
+    released.add_argument("--student", type=Path, required=True, metavar="DIR", help="a new folder")
+    _add_grade(add("grade", _authors(_grade), "grade a folder of submissions (instructors)"))
+
+
+def _authors(work: Command) -> Command:
+    """`work` in a full tree; a released one lacks what it needs, and would spoil the exercises."""
+
+    def guarded(args: argparse.Namespace) -> int:
+        if load_course().edition == STUDENT:
+            raise ValueError(f"`{args.command}` needs the full tree; this is a student's")
+        return work(args)
+
+    return guarded
 
 
 def _add_grade(grade: argparse.ArgumentParser) -> None:
@@ -140,15 +158,27 @@ def _kill_table(args: argparse.Namespace) -> int:
 
 
 def _lab(args: argparse.Namespace) -> int:
-    from minivllm.course.lessons import open_lab
+    from minivllm.course.lab import open_lab
 
-    return open_lab(load_course(), launch=not args.no_open)
+    return open_lab(load_course(), not args.no_open, not args.no_browser, args.port)
 
 
 def _lessons(args: argparse.Namespace) -> int:
     from minivllm.course.lessons import execute_lessons
 
     return execute_lessons(load_course(), args.names)
+
+
+def _readme(args: argparse.Namespace) -> int:
+    from minivllm.course.chapter_table import update_readme
+
+    return _say(update_readme(load_course()))
+
+
+def _release(args: argparse.Namespace) -> int:
+    from minivllm.course.release import release
+
+    return _say(release(load_course(), args.student))
 
 
 def _grade(args: argparse.Namespace) -> int:

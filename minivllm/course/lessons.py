@@ -1,22 +1,18 @@
-"""Executes the lessons and opens a student's copies of them.
+"""Executes the lessons in place.
 
-Owns `make lessons` (run each notebook from a clean kernel, keep its outputs, drop what differs from
-run to run) and `minivllm course lab`. Students run copies in `work/`, so that the committed
-notebooks stay as they are.
+Owns `make lessons`: run each notebook from a clean kernel, keep its outputs, drop what differs from
+run to run. Students run copies in `work/` (see lab.py), so that the committed notebooks stay as
+they are.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from minivllm.course.root import work_folder
 from minivllm.course.runner import child_environment
 from minivllm.course.table import Course
 
@@ -96,27 +92,3 @@ def execute_lessons(course: Course, names: Sequence[str]) -> int:
         nbformat.write(notebook, path)
         print(f"{path.name}: {len(notebook.cells)} cells, {path.stat().st_size // 1024} KiB")
     return failed
-
-
-def copy_lessons(course: Course) -> list[str]:
-    """Copy notebooks that are not yet in work/; a student's own copies are never touched."""
-    target = work_folder(course.root)
-    target.mkdir(parents=True, exist_ok=True)
-    messages = []
-    for path in lesson_paths(course):
-        copy = target / path.name
-        if copy.exists():
-            messages.append(f"kept your work/{path.name}")
-        else:
-            shutil.copyfile(path, copy)
-            messages.append(f"copied work/{path.name}")
-    return messages
-
-
-def open_lab(course: Course, launch: bool = True) -> int:
-    """Copy the lessons and open JupyterLab on them."""
-    print("\n".join(copy_lessons(course)))
-    if not launch:
-        return 0
-    command = [sys.executable, "-m", "jupyterlab"]
-    return subprocess.call(command, cwd=work_folder(course.root), env=child_environment())

@@ -22,6 +22,7 @@ from minivllm.course.root import TABLE, find_root
 
 SEAT_KINDS = ("op", "part", "stage")
 DEVICES = ("cpu", "cuda")
+STUDENT = "student"
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ class Course:
     version: str
     seed: int
     chapters: tuple[Chapter, ...]
+    edition: str = "full"  # "student" in a released tree, where authors' commands refuse
 
     @property
     def tasks(self) -> tuple[Task, ...]:

@@ -1,7 +1,8 @@
 """Top-k, top-p and min-p of one row in Triton, by a search for the threshold.
 
-Owns the kernel's side of `ops/filters.py`: a few passes over the row instead of a sort. Never
-draws. Lesson 13.
+Owns the kernel of `ops/filters.py`: a few passes over the row instead of a sort. Never draws. A
+launch of its own: with the search inside, the sampler needed three times the registers and took
+120 us instead of 104 for 256 random rows (H200). Lesson 13.
 """
 
 from __future__ import annotations

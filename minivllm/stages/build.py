@@ -123,10 +123,9 @@ class Stage:
         return sum(view.numel() * view.element_size() for view in self._kv_views())
 
     def _kv_views(self) -> list[torch.Tensor]:
-        cache = self.cache
-        return (
-            [] if cache is None else [v for i in range(len(cache.lengths)) for v in cache.view(i)]
-        )
+        if self.cache is None:
+            return []
+        return [view for i in range(len(self.cache.lengths)) for view in self.cache.view(i)]
 
     def _run(
         self,
@@ -135,7 +134,8 @@ class Stage:
         max_new: int | Sequence[int],
         eos_ids: Sequence[int],
     ) -> list[list[int]]:
-        loop, kept = self.units.generate_naive, ()
+        loop: Callable[..., list[int]] = self.units.generate_naive
+        kept: tuple[KVCache, ...] = ()
         if self.cache is not None:
             loop, kept = self.units.generate_cached, (self.cache,)
         pairs = zip(prompts, _counts(prompts, max_new), strict=True)

@@ -36,7 +36,7 @@ class SampledModel:
     """A model that has already chosen: its one row of logits is 1 at the token that was drawn.
 
     A loop that takes the best token then samples, and needs no second form. model: ids [1, T], and
-    whatever else the loop passes, -> logits [1, T, V]; token_probs and draw: the units of lesson 01.
+    whatever else the loop passes, -> logits [1, T, V]; token_probs and draw: lesson 01.
     """
 
     def __init__(

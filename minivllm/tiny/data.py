@@ -145,7 +145,7 @@ def answer_chats(entries: Sequence[dict], passes: int, seed: int) -> Iterator[li
 
 
 class Streams:
-    """Collects documents by stream; drops held-out texts of streams that report no held-out part."""
+    """Collects documents by stream; drops held-out texts of streams without a held-out part."""
 
     def __init__(self, tokenizer: Tokenizer, seed: int) -> None:
         self.encoder, self.rng = Encoder(tokenizer), random.Random(seed)

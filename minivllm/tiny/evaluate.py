@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -110,7 +111,7 @@ class Judge:
 
 
 def accepted(answer: str, entry: dict) -> bool:
-    """Whether an answer holds one of the accepted phrases as whole words and none of the rejected."""
+    """Whether an answer holds an accepted phrase as whole words, and none of the rejected."""
 
     def holds(phrase: str) -> bool:
         return re.search(rf"\b{re.escape(phrase.lower())}\b", answer.lower()) is not None
@@ -164,7 +165,7 @@ def sample(judge: Judge, count: int, temperature: float, seed: int) -> dict:
 
 def tell(judge: Judge) -> dict:
     """Greedy stories on request for every kind and name below: is the name used, does it end?"""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for kind, name in REQUESTED:
         text, ended, _ = judge.chat(f"Tell me a story about a {kind} named {name}.")
         rows.append({"kind": kind, "name": name, "text": text, "ended": ended})
@@ -187,7 +188,7 @@ def margins(judge: Judge) -> dict:
 
 
 def baselines(streams: dict[str, list[np.ndarray]], vocab_size: int) -> dict:
-    """Perplexity of unigrams and trigrams trained on the complete stories, on their held-out part."""
+    """Perplexity of unigrams and trigrams of the complete stories on their held-out part."""
     train = [(d & data.IDS).tolist() for d in streams["complete_raw"]]
     held = [(d & data.IDS).tolist() for d in streams["held_complete_raw"]]
     names = {"unigram": 1, "trigram": 3}
@@ -197,11 +198,11 @@ def baselines(streams: dict[str, list[np.ndarray]], vocab_size: int) -> dict:
 
 
 def long_system_prompt(lines: int = 25) -> str:
-    """The first lines of the system sentences: about 300 tokens, as lessons and tests share them."""
+    """The first lines of the system sentences: about 300 tokens that many requests can share."""
     return " ".join(data.SYSTEM_FILE.read_text("utf-8").splitlines()[:lines])
 
 
-def copied(texts: Sequence[str], streams: dict[str, list[np.ndarray]], tokenizer: object) -> dict:
+def copied(texts: Sequence[str], streams: dict[str, list[np.ndarray]], tokenizer: Any) -> dict:
     """Share of the samples' 8-grams of words that occur in training stories, and exact copies."""
     seen: set[tuple[str, ...]] = set()
     whole: set[str] = set()

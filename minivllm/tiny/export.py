@@ -71,7 +71,7 @@ def generation_config() -> dict[str, Any]:
 
 
 def card(report: dict, summary: dict, counts: dict, reading: str) -> str:
-    """The model card: card.md with the figures of the reports and the unselected samples filled in."""
+    """The model card: card.md with the figures of the reports and the unselected samples."""
     rows = report["samples"]["texts"]
     texts = [
         f"{i}. {row['text'].replace(chr(10) * 2, ' / ')}" + ("" if row["ended"] else " **[cut]**")
@@ -86,7 +86,9 @@ def card(report: dict, summary: dict, counts: dict, reading: str) -> str:
         counts=counts,
         reading=reading,
         copied_percent=100 * report["copied"]["eight_grams_in_training"],
-        asked_with_system=report["questions_with_system_prompt"]["right_by_set"],
+        right=list(report["questions"]["right_by_set"].values()),
+        right_with_system=list(report["questions_with_system_prompt"]["right_by_set"].values()),
+        distinct=list(report["samples"]["distinct"].values()),
         seeds=[rows[0]["seed"], rows[-1]["seed"]],
         texts="\n".join(texts),
         context=MAX_POSITION,

@@ -16,14 +16,15 @@ ALLOWED = re.compile(r"[A-Za-z \n.,!?'\"-]+")
 SENTENCE = re.compile(r"[^.!?]+[.!?]+[\"']?")
 # Words that tell nothing about a plot; the coverage of notes is counted without them.
 STOP_WORDS = frozenset(
-    "a an the and or but so to of in on at it is was were be been he she him her his they them their "
-    "i you we my your me us that this there then for with from up down out not no had has have did do "
-    "does said one day very will would could can all by as what who when where".split()
+    "a an the and or but so to of in on at it is was were be been he she him her his they them "
+    "their i you we my your me us that this there then for with from up down out not no had has "
+    "have did do does said one day very will would could can all by as what who when "
+    "where".split()
 )
 FEMALE = frozenset(GIRLS) | {"Mom", "Grandma", "girl", "mother", "sister", "woman", "queen"}
 MALE = frozenset(BOYS) | {"Dad", "Grandpa", "boy", "father", "brother", "man", "king"}
 BANNED = frozenset(
-    "kill killed blood gun knife dead die died beer wine drunk hate stupid assistant sorry, recipe".split()
+    "kill killed blood gun knife dead die died beer wine drunk hate stupid assistant recipe".split()
 )
 MIN_WORDS, MAX_WORDS, MAX_SENTENCE_WORDS = 35, 160, 30
 MIN_COVERAGE = 0.55

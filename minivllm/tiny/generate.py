@@ -31,14 +31,14 @@ EXAMPLE_NOTES = (
 )
 EXAMPLE_STORY = (
     "Once upon a time, there was a girl named Ottilie. One day she found a box in the attic. She "
-    "pulled and pulled, but it did not open. She asked Uncle Bert for a key. He had a very big one, "
-    "and it did not fit.\n\nThen Ottilie looked again. The box was not locked at all! She lifted the "
-    "lid. In the box was a warm blanket. That night Ottilie slept under it."
+    "pulled and pulled, but it did not open. She asked Uncle Bert for a key. He had a very big "
+    "one, and it did not fit.\n\nThen Ottilie looked again. The box was not locked at all! She "
+    "lifted the lid. In the box was a warm blanket. That night Ottilie slept under it."
 )
 
 
 def teacher_messages(story: grammar.Story) -> list[dict[str, str]]:
-    """The conversation the teacher continues: one example, the notes, the beginning of the answer."""
+    """The conversation the teacher continues: an example, the notes, the answer's beginning."""
     return [
         {"role": "user", "content": f"{ASK}\n" + "\n".join(EXAMPLE_NOTES)},
         {"role": "assistant", "content": EXAMPLE_STORY},

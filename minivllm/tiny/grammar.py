@@ -9,6 +9,7 @@ because these stories hold together by construction.
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 from dataclasses import dataclass, replace
@@ -22,9 +23,9 @@ GIRLS = (
     "Wendy Penny Holly Fiona Rita"
 ).split()
 BOYS = (
-    "Tom Ben Max Sam Leo Tim Jack Finn Noah Toby Billy Peter Luke Hugo Eli Adam Oscar Danny Joe Ned "
-    "Henry George Charlie James Oliver Jacob Felix Simon Paul Mark David Daniel Robin Rory Kevin "
-    "Harry Alex Theo Jonas Victor"
+    "Tom Ben Max Sam Leo Tim Jack Finn Noah Toby Billy Peter Luke Hugo Eli Adam Oscar Danny Joe "
+    "Ned Henry George Charlie James Oliver Jacob Felix Simon Paul Mark David Daniel Robin Rory "
+    "Kevin Harry Alex Theo Jonas Victor"
 ).split()
 PETS = (
     "Coco Biscuit Spot Pepper Sunny Dot Ziggy Honey Rex Luna Fluffy Bubbles Teddy Rusty Snowy "
@@ -109,7 +110,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Story:
-    """A drawn story: the user's request, the teacher's notes, a given opening, the direct telling."""
+    """A drawn story: the user's request, the teacher's notes, an opening, the direct telling."""
 
     plot: str
     request: str
@@ -121,7 +122,7 @@ class Story:
 
 
 def read_plots(path: str | Path = PLOTS_FILE) -> list[Plot]:
-    """Parse a plot file. ValueError names the plot with a duplicate id, an unknown slot or few beats."""
+    """Parse a plot file. ValueError names the plot: duplicate id, unknown slot, too few beats."""
     text = "\n".join(
         line for line in Path(path).read_text("utf-8").splitlines() if not line.startswith("#")
     )
@@ -161,7 +162,7 @@ def _check(name: str, about: str, slots: dict[str, tuple[str, ...]], beats: list
         for _, slot in SLOT.findall(text):
             if slot not in COMMON_SLOTS and slot not in slots:
                 raise ValueError(f"plot {name!r} uses the unknown slot {slot!r} in {text!r}")
-    for before, beat in zip(beats, beats[1:], strict=False):
+    for before, beat in itertools.pairwise(beats):
         # A linked beat is told with the column of the one before, so both need the same columns.
         if beat.linked and len(beat.wordings) != len(before.wordings):
             raise ValueError(f"plot {name!r}: linked beats have different numbers of wordings")
@@ -247,8 +248,10 @@ def invented_name(rng: random.Random) -> str:
 
 def rename_hero(story: Story, name: str) -> Story:
     """The same story with another hero; teaches to copy the asked name, letter by letter."""
-    swap = {f: re.sub(rf"\b{story.hero}\b", name, getattr(story, f)) for f in ("request", "told")}
-    return replace(story, hero=name, names=story.names - {story.hero} | {name}, **swap)
+    old = re.compile(rf"\b{story.hero}\b")
+    request, told = old.sub(name, story.request), old.sub(name, story.told)
+    names = story.names - {story.hero} | {name}
+    return replace(story, request=request, told=told, hero=name, names=names)
 
 
 def _paragraphs(sentences: list[str], rng: random.Random) -> str:

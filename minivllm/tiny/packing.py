@@ -90,7 +90,8 @@ def repeat(documents: Sequence[np.ndarray], times: float, rng: np.random.Generat
 
 def pack(documents: Sequence[np.ndarray], length: int) -> np.ndarray:
     """Rows [R, length + 1] of flagged ids; the document that crosses a row's end is cut there."""
-    rows, row, used = [], np.full(length + 1, PAD | NO_LOSS, dtype=np.uint16), 0
+    rows: list[np.ndarray] = []
+    row, used = np.full(length + 1, PAD | NO_LOSS, dtype=np.uint16), 0
     for document in documents:
         part = document[: length + 1 - used]
         row[used : used + len(part)] = part
@@ -143,7 +144,7 @@ def plan_batches(
 
 
 def inputs_and_targets(batch: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Flagged rows [R, L + 1] -> input ids [R, L] and targets [R, L], IGNORE where no loss falls."""
+    """Flagged rows [R, L + 1] -> input ids [R, L], targets [R, L] (IGNORE where no loss falls)."""
     ids = (batch & IDS).astype(np.int64)
     targets = np.where(batch & NO_LOSS, IGNORE, ids)
     return ids[:, :-1], targets[:, 1:]

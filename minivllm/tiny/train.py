@@ -121,7 +121,7 @@ def held_out_loss(model: torch.nn.Module, documents: Sequence[np.ndarray], devic
 def save_checkpoint(
     path: Path, model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: int, curve: list
 ) -> None:
-    """Everything a resumed run needs, written beside and then moved, so a crash leaves the old one."""
+    """All that a resumed run needs; written beside and moved, so a crash leaves the old one."""
     state = {
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
@@ -190,7 +190,7 @@ def run_steps(
     device = next(model.parameters()).device.type
     optimizer = make_optimizer(model, training)
     held = {name[5:]: d for name, d in streams.items() if name.startswith("held_")}
-    step, curve = 0, []
+    step, curve = 0, list[dict]()
     if (out / "checkpoint.pt").exists():
         step, curve = load_checkpoint(out / "checkpoint.pt", model, optimizer, device)
     bar = tqdm(total=len(batches), initial=step, desc=out.name, mininterval=5.0)

@@ -126,7 +126,7 @@ def test_commands(tmp_path, monkeypatch, capsys):
 
 
 def test_lab_copies_lessons_once(tmp_path, capsys):
-    from minivllm.course.lessons import open_lab
+    from minivllm.course.lab import open_lab
 
     course = make_course(tmp_path)
     (tmp_path / "lessons").mkdir()

@@ -1,8 +1,12 @@
 """Group 4: tolerances sit well between rounding and the nearest mistake."""
 
+import math
+
 import pytest
 
 from grader_tools import COURSE
+from minivllm.course.compare import error_ratio
+from minivllm.course.diagnosis import FALLBACK, observe
 from minivllm.course.kill_table import grade_here
 from minivllm.course.mistakes import load_mistakes
 
@@ -19,7 +23,8 @@ def worst(grading, task):
 @CHAPTERS
 @pytest.mark.parametrize("threads", [1, 2, 4])
 def test_the_solution_stays_under_a_fifth_of_the_tolerance(chapter, threads):
-    for seed in SEEDS:
+    # All seeds on one thread; more threads only change the order of sums, which few seeds show.
+    for seed in SEEDS if threads == 1 else SEEDS[:6]:
         options = [f"--course-seed={seed}", f"--course-threads={threads}"]
         grading, output = grade_here(COURSE, chapter, "reference", options)
         for result in grading.results():
