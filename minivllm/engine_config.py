@@ -79,8 +79,7 @@ class EngineConfig:
             raise ValueError(
                 f"tensor_parallel_size={self.tensor_parallel_size} is not built yet; only 1"
             )
-        if self.kv_cache_dtype != "auto":
-            raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r} is not built yet; only auto")
+        _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", "fp8"))
 
     def resolve(self, model: ModelConfig) -> EngineConfig:
         """Fill what depends on the model and check what must fit together."""

@@ -1,6 +1,7 @@
 """Solution of chapter 01, Decode loop and sampling. The reasons stand in ch01_decode_loop.md.
 
-Generated from minivllm/stages/s1_naive.py, minivllm/ops/sampling.py by `python -m minivllm.course build`:
+Generated from minivllm/stages/s1_naive.py, minivllm/ops/sampling.py by `python -m minivllm.course
+build`:
 edit there, not here.
 """
 

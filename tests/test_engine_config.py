@@ -21,6 +21,7 @@ def model(**changes: Any) -> ModelConfig:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "max_position_embeddings": 10_000,
+        "sliding_window": None,
         **changes,
     }
     return ModelConfig.from_dict(raw)
@@ -83,7 +84,7 @@ def test_none_where_it_means_decide() -> None:
         ({"dtype": "int8"}, "dtype='int8' is unknown; one of auto, float32"),
         ({"load_format": "gguf"}, "load_format='gguf' is unknown"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not built"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype='fp8' is not built"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype='int4' is unknown"),
     ],
 )
 def test_values_are_named(options: dict[str, Any], match: str) -> None:

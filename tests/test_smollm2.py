@@ -1,7 +1,7 @@
 """The real checkpoint, in one batch, against transformers: marker slow, needs SmolLM2 in the cache.
 
-One forward of transformers over prompt and answer proves the whole answer: if each token is the best
-one after those before it, the text is the greedy text. An answer may part from it only by the
+One forward of transformers over prompt and answer proves the whole answer: if each token is the
+best one after those before it, the text is the greedy text. An answer may part from it only by the
 excuse rule of `tiny_models`.
 """
 

@@ -153,9 +153,9 @@ def _stub_header(chapter: Chapter) -> str:
 def _solution_header(chapter: Chapter) -> str:
     modules = dict.fromkeys(task.source for task in chapter.tasks)
     origin = ", ".join(module.replace(".", "/") + ".py" for module in modules)
+    made = f"Generated from {origin} by `python -m minivllm.course build`:"
+    made = made if len(made) <= 100 else textwrap.fill(made, 100)
     return (
         f'"""Solution of chapter {chapter.id[2:]}, {chapter.title}. The reasons stand in '
-        f"{chapter.id}_{chapter.slug}.md.\n\n"
-        f"Generated from {origin} by `python -m minivllm.course build`:\n"
-        f'edit there, not here.\n"""'
+        f'{chapter.id}_{chapter.slug}.md.\n\n{made}\nedit there, not here.\n"""'
     )

@@ -26,7 +26,12 @@ PROMPTS = (
 )
 MAX_TOKENS = 24
 MAX_LEN = 128  # of a stage's sequences
-SAMPLED = {"temperature": 0.7, "top_k": 8, "top_p": 0.85, "seed": 1}  # each of them must matter
+SAMPLED: dict[str, Any] = {
+    "temperature": 0.7,
+    "top_k": 8,
+    "top_p": 0.85,
+    "seed": 1,
+}  # each of them must matter
 TOLERANCE = 1e-4  # of logits, float32 on a CPU
 
 

@@ -29,7 +29,7 @@ from minivllm.ops.table import (
     Ops,
     Part,
     build_ops,
-    check_block_size,
+    check_kv_cache,
     select_backend,
     wrap_parts,
 )
@@ -62,12 +62,12 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
     dtype = pick_dtype(config.dtype, model_config.dtype, device)
     parts = wrap_parts(config.parts)
     backend, reason = select_backend(config.attention_backend, device.type, capability(device))
-    check_block_size(backend, config.kvcache_block_size)
+    check_kv_cache(backend, config.kvcache_block_size, config.kv_cache_dtype, capability(device))
     logger.info("attention backend %s: %s", backend, reason)
     given = sorted(parts.keys() & UNITS.keys())
     if given:
         logger.info("running eagerly and in step with your own %s", ", ".join(given))
-    ops = build_ops(backend, parts)
+    ops = build_ops(backend, parts, config.kv_cache_dtype)
     assert config.max_model_len is not None
     model = load_model(
         path,
@@ -100,7 +100,7 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
         share_prompts=config.enable_prefix_caching,
         depth=0 if in_step else 1,
     )
-    engine.stats.kv_bytes = runner.kv_cache.nbytes
+    engine.stats.kv_bytes = runner.kv_bytes
     return Built(engine, config, model_config, tokenizer, parts, backend)
 
 
@@ -114,21 +114,22 @@ def build_runner(
         return ModelRunner(
             model,
             ops,
-            kv_pool.allocate(blocks, config.kvcache_block_size, model.config, dtype, device),
+            *kv_pool.allocate(blocks, config.kvcache_block_size, model.config, kv_dtype, device),
             max_num_seqs=config.max_num_seqs,
             max_model_len=max_model_len,
             device=device,
         )
 
     max_model_len = config.max_model_len
+    kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
     if config.num_kvcache_blocks is not None:
         return make(config.num_kvcache_blocks)
     if device.type == "cpu":
-        return make(kv_pool.num_blocks(config, model.config, dtype, kv_pool.cpu_room()))
+        return make(kv_pool.num_blocks(config, model.config, kv_dtype, kv_pool.cpu_room()))
     logits_bytes = config.max_num_seqs * model.config.vocab_size * dtype.itemsize
     reserved = activation_bytes(make, config) + logits_bytes + GRAPH_BYTES
     room = kv_pool.gpu_room(config, device, reserved)
-    return make(kv_pool.num_blocks(config, model.config, dtype, room))
+    return make(kv_pool.num_blocks(config, model.config, kv_dtype, room))
 
 
 def build_scheduler(config: EngineConfig, blocks: int, parts: Mapping[str, Part]) -> Scheduler:

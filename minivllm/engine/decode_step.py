@@ -21,7 +21,7 @@ def decode_step(
     model: CausalLM,
     ops: Ops,
     state: DeviceState,
-    kv_cache: torch.Tensor,
+    kv: tuple[torch.Tensor, torch.Tensor | None],
     slots: torch.Tensor,
     blocks: torch.Tensor,
     *,
@@ -31,11 +31,12 @@ def decode_step(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Decode one token a row and move the rows on. Returns sampled ids [B] and raw logits [B, V].
 
-    slots: [B] int64, `state.pad_slot` for pad rows; blocks: [B] int64, the block of each row's
-    newest token; table_width: columns of the block table to read; flags: `state.flags(slots)`;
-    logits_out: [B, V], where a captured step is to leave its logits.
+    kv: the cache and, where it has 8 bits, its scales; slots: [B] int64, `state.pad_slot` for pad
+    rows; blocks: [B] int64, the block of each row's newest token; table_width: columns of the block
+    table to read; flags: `state.flags(slots)`; logits_out: [B, V], where a captured step is to
+    leave its logits.
     """
-    block_size = kv_cache.shape[3]
+    block_size = kv[0].shape[3]
     live = slots != state.pad_slot  # pads store nothing, read nothing and stay where they are
     position = state.position[slots]
     # At most one block is new, the newest token's: writing it always is cheaper than asking.
@@ -49,7 +50,7 @@ def decode_step(
         max_seqlen_q=0,
         num_decode=slots.shape[0],
     )
-    hidden = model(state.last_token[slots], batch, kv_cache)
+    hidden = model(state.last_token[slots], batch, *kv)
     logits = model.logits(hidden, logits_out)
     all_greedy, any_filter = flags
     sampling = replace(

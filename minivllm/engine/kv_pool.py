@@ -23,7 +23,7 @@ def num_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, roo
     ValueError with the numbers where not even one sequence of max_model_len fits.
     """
     assert config.max_model_len is not None
-    block_bytes = config.kvcache_block_size * model.kv_bytes_per_token(dtype.itemsize)
+    block_bytes = config.kvcache_block_size * token_bytes(model, dtype)
     per_sequence = -(-config.max_model_len // config.kvcache_block_size)
     blocks = min(config.max_num_seqs * per_sequence, room // block_bytes)
     if blocks < per_sequence:
@@ -36,23 +36,36 @@ def num_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, roo
     return blocks
 
 
+def token_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes that one token keeps in the pool, over all layers, an 8-bit cache's scales included."""
+    scales = model.kv_bytes_per_token(4) // model.head_dim if dtype.itemsize == 1 else 0
+    return model.kv_bytes_per_token(dtype.itemsize) + scales
+
+
 def allocate(
     blocks: int,
     block_size: int,
     model: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
-) -> torch.Tensor:
-    """[L, 2, N, S, Hkv, D], keys first. Zeros: a NaN left in memory would spread through 0 * NaN.
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """[L, 2, N, S, Hkv, D], keys first, and an 8-bit cache's scales [L, 2, N, S, Hkv].
 
-    On a CPU a page is really taken when it is first written: NumPy's zeros come untouched from the
-    system, where torch's are written once over (SmolLM2's default pool: 5.6 GB, 10 s).
+    Zeros, since a NaN left in memory would spread through 0 * NaN. On a CPU a page is really taken
+    when it is first written: NumPy's zeros come untouched from the system, where torch's are
+    written once over (SmolLM2's default pool: 5.6 GB, 10 s).
     """
     shape = (model.num_layers, 2, blocks, block_size, model.num_kv_heads, model.head_dim)
+    cache = _zeros(math.prod(shape) * dtype.itemsize, device).view(dtype).view(shape)
+    if dtype.itemsize > 1:
+        return cache, None
+    return cache, torch.ones(shape[:-1], dtype=torch.float32, device=device)
+
+
+def _zeros(num_bytes: int, device: torch.device) -> torch.Tensor:
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    raw = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(raw).view(dtype).view(shape)
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    return torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
 
 
 def gpu_room(config: EngineConfig, device: torch.device, reserved: int) -> int:

@@ -53,6 +53,7 @@ class ModelRunner:
         model: CausalLM,
         ops: Ops,
         kv_cache: torch.Tensor,
+        kv_scales: torch.Tensor | None,
         *,
         max_num_seqs: int,
         max_model_len: int,
@@ -61,10 +62,17 @@ class ModelRunner:
         self.model = model
         self.ops = ops
         self.kv_cache = kv_cache  # [L, 2, N, S, Hkv, D]
+        self.kv_scales = kv_scales  # [L, 2, N, S, Hkv] float32, of an 8-bit cache
         self.num_blocks, self.block_size = kv_cache.shape[2], kv_cache.shape[3]
         self.device = device
         self.graphs: DecodeGraphs | None = None  # see capture_graphs
         self.state = DeviceState(max_num_seqs, -(-max_model_len // self.block_size), device)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the pool."""
+        scales = 0 if self.kv_scales is None else self.kv_scales.nbytes
+        return self.kv_cache.nbytes + scales
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan) -> Launched:
@@ -129,7 +137,7 @@ class ModelRunner:
             self.model,
             self.ops,
             self.state,
-            self.kv_cache,
+            (self.kv_cache, self.kv_scales),
             slots,
             blocks,
             table_width=table_width,
@@ -168,7 +176,7 @@ class ModelRunner:
         """Launch the prefill rows: chunks of prompts; those that reach the end sample a token."""
         first, rows = plan.num_decode, plan.rows[plan.num_decode :]
         inputs = build_inputs(rows, self.block_size, self.device)
-        hidden = self.model(inputs.ids, inputs.batch, self.kv_cache)  # [T, H]
+        hidden = self.model(inputs.ids, inputs.batch, self.kv_cache, self.kv_scales)  # [T, H]
         for index, row in enumerate(rows):
             if row.prompt_logprobs is not None:
                 prompt_logprobs[first + index] = self._prompt_logprobs(row, index, inputs, hidden)

@@ -22,6 +22,9 @@ from minivllm.layers.rotary import build_rope_table
 from minivllm.ops.attention_batch import AttentionBatch
 from minivllm.ops.table import Ops
 
+# Keys and values of one layer, [N, S, Hkv, D] each, and the two scale tensors of an 8-bit cache.
+LayerCache = tuple[torch.Tensor, ...]
+
 
 class Attention(nn.Module):
     """Grouped-query attention over the paged cache of one layer."""
@@ -43,10 +46,10 @@ class Attention(nn.Module):
         x: torch.Tensor,
         batch: AttentionBatch,
         rope: tuple[torch.Tensor, torch.Tensor],
-        kv_cache: torch.Tensor,
+        cache: LayerCache,
     ) -> torch.Tensor:
-        """x: [T, H]; kv_cache: [2, N, S, Hkv, D], keys first -> [T, H]."""
-        ops, k_cache, v_cache = self.ops, kv_cache[0], kv_cache[1]
+        """x: [T, H]; cache: k and v [N, S, Hkv, D], then the scales of an 8-bit one -> [T, H]."""
+        ops, (k_cache, v_cache, *scales) = self.ops, cache
         q, k, v = (
             part.unflatten(-1, (-1, self.head_dim))  # [T, heads, D]
             for part in self.qkv_proj.split(self.qkv_proj(x))
@@ -63,23 +66,19 @@ class Attention(nn.Module):
             k_cache,
             v_cache,
             batch.slot_mapping,
+            *scales,
         )
-        return self.o_proj(self._attend(q, k_cache, v_cache, batch).flatten(1))
+        return self.o_proj(self._attend(q, cache, batch).flatten(1))
 
-    def _attend(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        batch: AttentionBatch,
-    ) -> torch.Tensor:
+    def _attend(self, q: torch.Tensor, cache: LayerCache, batch: AttentionBatch) -> torch.Tensor:
         """Decode and prefill rows have different kernels; both read the cache. -> [T, Hq, D]."""
+        k_cache, v_cache, *scales = cache
         nd, tables, lens = batch.num_decode, batch.block_tables, batch.context_lens
         outs = []
         if nd > 0:
             outs.append(
                 self.ops.decode_attention(
-                    q[:nd], k_cache, v_cache, tables[:nd], lens[:nd], self.scale
+                    q[:nd], k_cache, v_cache, tables[:nd], lens[:nd], self.scale, *scales
                 )
             )
         if nd < q.shape[0]:
@@ -93,6 +92,7 @@ class Attention(nn.Module):
                     batch.cu_seqlens_q,
                     batch.max_seqlen_q,
                     self.scale,
+                    *scales,
                 )
             )
         return outs[0] if len(outs) == 1 else torch.cat(outs)
@@ -133,7 +133,7 @@ class DecoderLayer(nn.Module):
         residual: torch.Tensor | None,
         batch: AttentionBatch,
         rope: tuple[torch.Tensor, torch.Tensor],
-        kv_cache: torch.Tensor,
+        cache: LayerCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x: [T, H], the last sublayer's output not yet added -> (x, residual).
 
@@ -144,7 +144,7 @@ class DecoderLayer(nn.Module):
             x, residual = self.ops.rms_norm(x, weight, self.eps), x
         else:
             x, residual = self.ops.add_rms_norm(x, residual, weight, self.eps)
-        x = self.self_attn(x, batch, rope, kv_cache)
+        x = self.self_attn(x, batch, rope, cache)
         x, residual = self.ops.add_rms_norm(
             x, residual, self.post_attention_layernorm.weight, self.eps
         )
@@ -169,12 +169,15 @@ class Decoder(nn.Module):
         ids: torch.Tensor,
         batch: AttentionBatch,
         rope: tuple[torch.Tensor, torch.Tensor],
-        kv_caches: torch.Tensor,
+        kv_cache: torch.Tensor,
+        kv_scales: torch.Tensor | None,
     ) -> torch.Tensor:
-        """ids: [T]; kv_caches: [L, 2, N, S, Hkv, D] -> [T, H]."""
+        """ids: [T]; kv_cache: [L, 2, N, S, Hkv, D]; kv_scales: [L, 2, N, S, Hkv] -> [T, H]."""
         x, residual = self.embed_tokens(ids), None
-        for layer, kv_cache in zip(self.layers, kv_caches, strict=True):
-            x, residual = layer(x, residual, batch, rope, kv_cache)
+        for index, layer in enumerate(self.layers):
+            scales = () if kv_scales is None else (kv_scales[index, 0], kv_scales[index, 1])
+            cache = (kv_cache[index, 0], kv_cache[index, 1], *scales)
+            x, residual = layer(x, residual, batch, rope, cache)
         x, _ = self.ops.add_rms_norm(x, residual, self.norm.weight, self.eps)
         return x
 
@@ -219,11 +222,15 @@ class CausalLM(nn.Module):
             self.head_weight = self.ops.pack_weight(self.model.embed_tokens.weight)
 
     def forward(
-        self, ids: torch.Tensor, batch: AttentionBatch, kv_caches: torch.Tensor
+        self,
+        ids: torch.Tensor,
+        batch: AttentionBatch,
+        kv_cache: torch.Tensor,
+        kv_scales: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """ids: [T] -> hidden states [T, H]. Picking the rows to score is the runner's work."""
         assert self.rope is not None
-        return self.model(ids, batch, self.rope, kv_caches)
+        return self.model(ids, batch, self.rope, kv_cache, kv_scales)
 
     def logits(self, hidden: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
         """hidden: [R, H] -> [R, V], in `out` where it is given."""

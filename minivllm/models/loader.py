@@ -65,6 +65,9 @@ def load_model(
     else:
         fill_from_files(model, path)
     model.prepare()
+    if device.type == "cuda":
+        # A kernel launched ahead of its turn may read weights before it waits for the one in front.
+        torch.cuda.synchronize(device)
     return model.eval()
 
 

@@ -31,14 +31,19 @@ def compose_qk_norm_rope_store(
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         slot_mapping: torch.Tensor,
+        *scales: torch.Tensor,
     ) -> torch.Tensor:
-        """q: [T, Hq, D], k and v: [T, Hkv, D] -> rotated q; k (rotated) and v go to the cache."""
+        """q: [T, Hq, D], k and v: [T, Hkv, D] -> rotated q; k (rotated) and v go to the cache.
+
+        scales: none, or the two scale tensors of an 8-bit cache, handed on to `store_kv`.
+        """
         if q_weight is not None:  # Qwen3 normalises each head before it is rotated
             q = rms_norm(q, q_weight, eps)
             k = rms_norm(k, k_weight, eps)
         q = apply_rope(q, positions, cos, sin)
         # v is never rotated: position decides who is looked at, not what is read.
-        store_kv(apply_rope(k, positions, cos, sin), v, k_cache, v_cache, slot_mapping)
+        rotated = apply_rope(k, positions, cos, sin)
+        store_kv(rotated, v, k_cache, v_cache, slot_mapping, *scales)
         return q
 
     return qk_norm_rope_store

@@ -15,7 +15,18 @@ from typing import Any
 
 import torch
 
-from minivllm.ops import activations, attention, compose, kv, linear, norms, rope, sampling, sdpa
+from minivllm.ops import (
+    activations,
+    attention,
+    compose,
+    kv,
+    kv_fp8,
+    linear,
+    norms,
+    rope,
+    sampling,
+    sdpa,
+)
 
 UNITS: dict[str, Callable[..., Any]] = {
     "rms_norm": norms.rms_norm,
@@ -28,6 +39,7 @@ UNITS: dict[str, Callable[..., Any]] = {
     "silu_mul": activations.silu_mul,
     "sample": sampling.sample,
 }
+KV_ENTRIES = ("qk_norm_rope_store", "prefill_attention", "decode_attention")  # touch the cache
 ENGINE_PARTS = ("block_manager", "scheduler")
 
 
@@ -120,8 +132,15 @@ def select_backend(
     return requested, "chosen by attention_backend"
 
 
-def check_block_size(backend: str, block_size: int) -> None:
-    """ValueError where a backend's kernels cannot walk blocks of this size."""
+def check_kv_cache(
+    backend: str, block_size: int, dtype: str, capability: tuple[int, int] | None
+) -> None:
+    """ValueError where a backend's kernels cannot walk such blocks, or the card lacks the type."""
+    if backend == "triton" and dtype == "fp8" and (capability or (8, 9)) < (8, 9):
+        raise ValueError(
+            f"kv_cache_dtype='fp8' needs compute capability (8, 9) or attention_backend='torch'; "
+            f"the GPU has {capability}"
+        )
     if backend == "triton" and block_size % 16:
         raise ValueError(
             f"kvcache_block_size={block_size} must be a multiple of 16 with "
@@ -155,8 +174,18 @@ def wrap_parts(parts: Mapping[str, Callable[..., Any]] | None) -> dict[str, Part
     return {name: Part(name, target) for name, target in (parts or {}).items()}
 
 
-def build_ops(backend: str, parts: Mapping[str, Callable[..., Any]]) -> Ops:
-    """Fill the table: the units, a user's parts over them, then the fused forms still allowed."""
+def build_ops(
+    backend: str, parts: Mapping[str, Callable[..., Any]], kv_cache_dtype: str = "auto"
+) -> Ops:
+    """Fill the table: the units, a user's parts over them, then the fused forms still allowed.
+
+    With an 8-bit cache every form that touches it is the 8-bit one, and takes two more arguments,
+    the scales; ValueError where a user's part stands in their place.
+    """
+    if kv_cache_dtype == "fp8":
+        mine = sorted(parts.keys() & {"store_kv", "attention", "paged_decode"})
+        if mine:
+            raise ValueError(f"kv_cache_dtype='fp8' cannot run with your own {mine}")
     units = {**UNITS, **{name: part for name, part in parts.items() if name in UNITS}}
     entries: dict[str, Any] = {
         name: units[name]
@@ -168,7 +197,17 @@ def build_ops(backend: str, parts: Mapping[str, Callable[..., Any]]) -> Ops:
     )
     entries["prefill_attention"] = compose.compose_prefill_attention(units["attention"])
     entries["decode_attention"] = units["paged_decode"]
+    reads_8_bit = backend == "triton"  # its kernels take the scales as optional arguments
+    if kv_cache_dtype == "fp8":
+        entries["qk_norm_rope_store"] = compose.compose_qk_norm_rope_store(
+            units["rms_norm"], units["apply_rope"], kv_fp8.store_kv
+        )
+        entries["prefill_attention"] = kv_fp8.prefill_attention
+        entries["decode_attention"] = kv_fp8.paged_decode
     for fused in BACKENDS[backend]():
-        if not fused.replaces & parts.keys():
-            entries[fused.entry] = fused.function
+        if fused.replaces & parts.keys():
+            continue
+        if kv_cache_dtype == "fp8" and fused.entry in KV_ENTRIES and not reads_8_bit:
+            continue
+        entries[fused.entry] = fused.function
     return Ops(**entries)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 import torch
-import torch.nn.functional as F
 
 
 def generate_naive(
@@ -33,7 +32,7 @@ def generate_naive(
 
 
 class SampledModel:
-    """A model that has already chosen: its one row of logits is 1 at the token that was drawn.
+    """A model that has already chosen: its logits are 1 at the token it drew, else 0.
 
     A loop that takes the best token then samples, and needs no second form. model: ids [1, T], and
     whatever else the loop passes, -> logits [1, T, V]; token_probs and draw: lesson 01.
@@ -62,8 +61,10 @@ class SampledModel:
         self.generator = torch.Generator().manual_seed(seed)
 
     def __call__(self, ids: torch.Tensor, *rest: object) -> torch.Tensor:
-        """ids: [1, T] -> [1, 1, V], the row for the next token only."""
-        logits = self.model(ids, *rest)[:, -1].cpu()  # [1, V]
+        """ids: [1, T] -> [1, T, V]; rows before the last are 0."""
+        logits = self.model(ids, *rest).cpu()
         u = torch.rand(1, generator=self.generator)
-        token = self.draw(self.token_probs(logits, *self.numbers), u)
-        return F.one_hot(token, logits.shape[-1]).float().unsqueeze(0)
+        token = self.draw(self.token_probs(logits[:, -1], *self.numbers), u)  # [1]
+        chosen = torch.zeros_like(logits)
+        chosen[0, -1, token] = 1.0
+        return chosen

@@ -91,7 +91,8 @@ def repeat(documents: Sequence[np.ndarray], times: float, rng: np.random.Generat
 def pack(documents: Sequence[np.ndarray], length: int) -> np.ndarray:
     """Rows [R, length + 1] of flagged ids; the document that crosses a row's end is cut there."""
     rows: list[np.ndarray] = []
-    row, used = np.full(length + 1, PAD | NO_LOSS, dtype=np.uint16), 0
+    row: np.ndarray = np.full(length + 1, PAD | NO_LOSS, dtype=np.uint16)
+    used = 0
     for document in documents:
         part = document[: length + 1 - used]
         row[used : used + len(part)] = part

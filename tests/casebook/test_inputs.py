@@ -90,7 +90,7 @@ def test_k10_unknown_options_are_named(tiny_model: Callable[..., Path]) -> None:
         {"load_format": "pt"},
         {"attention_backend": "xformers"},
         {"attention_backend": "flash_attn"},
-        {"kv_cache_dtype": "fp8"},
+        {"kv_cache_dtype": "int4"},
         {"enforce_eager": "yes"},
         {"enable_prefix_caching": 1},
         {"seed": "a"},

@@ -32,11 +32,18 @@ def blocks(room: int, **options) -> int:
 
 
 def test_shape_and_content() -> None:
-    pool = kv_pool.allocate(5, 3, MODEL, torch.bfloat16, CPU)
+    pool, scales = kv_pool.allocate(5, 3, MODEL, torch.bfloat16, CPU)
+    assert scales is None
     assert pool.shape == (3, 2, 5, 3, 2, 32) and pool.dtype == torch.bfloat16
     assert not pool.any()
     assert MODEL.kv_bytes_per_token(4) == TOKEN
     assert pool.numel() * pool.element_size() == 5 * 3 * MODEL.kv_bytes_per_token(2)
+
+
+def test_an_8_bit_pool_has_a_scale_for_each_token_and_head() -> None:
+    pool, scales = kv_pool.allocate(5, 3, MODEL, torch.float8_e4m3fn, CPU)
+    assert scales is not None and scales.shape == pool.shape[:-1]
+    assert pool.nbytes + scales.nbytes == 15 * kv_pool.token_bytes(MODEL, torch.float8_e4m3fn)
 
 
 def test_no_more_than_is_useful() -> None:

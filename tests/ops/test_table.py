@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.ops import attention, sdpa
+from minivllm.ops import attention, kv_fp8, sdpa
 from minivllm.ops.table import (
     BACKENDS,
     ENGINE_PARTS,
@@ -12,7 +12,7 @@ from minivllm.ops.table import (
     UNITS,
     Part,
     build_ops,
-    check_block_size,
+    check_kv_cache,
     select_backend,
     wrap_parts,
 )
@@ -113,9 +113,21 @@ def test_a_backend_that_cannot_run_here_is_refused() -> None:
         select_backend("triton", "cpu")
 
 
-def test_block_sizes() -> None:
+def test_kv_caches_that_a_backend_cannot_read() -> None:
     for size in (1, 3, 16, 256):
-        check_block_size("torch", size)
-    check_block_size("triton", 48)
+        check_kv_cache("torch", size, "fp8", (7, 5))
+    check_kv_cache("triton", 48, "auto", (7, 5))
+    check_kv_cache("triton", 48, "fp8", (8, 9))
     with pytest.raises(ValueError, match="kvcache_block_size=24 must be a multiple of 16"):
-        check_block_size("triton", 24)
+        check_kv_cache("triton", 24, "auto", (9, 0))
+    with pytest.raises(ValueError, match=r"'fp8' needs compute capability .* has \(8, 0\)"):
+        check_kv_cache("triton", 16, "fp8", (8, 0))
+
+
+def test_an_8_bit_cache_takes_8_bit_forms_and_no_part_of_the_users() -> None:
+    for backend in ("torch", "sdpa"):
+        ops = build_ops(backend, {}, "fp8")
+        assert ops.decode_attention is kv_fp8.paged_decode
+        assert ops.prefill_attention is kv_fp8.prefill_attention
+    with pytest.raises(ValueError, match=r"cannot run with your own \['attention'\]"):
+        build_ops("torch", wrap_parts({"attention": nothing}), "fp8")

@@ -111,6 +111,19 @@ def test_end_tokens(tiny_model):
         assert build(name, path).generate(PROMPTS[:1], 8, [end]) == [expected]
 
 
+def test_sampled_texts(tiny_model):
+    """Both loops draw the same; a seed, a temperature and each filter matter; greedy is greedy."""
+    path = tiny_model("qwen3")
+    naive, cached = build("s1_naive", path), build("s2_kv", path)
+    plain = {"temperature": 0.9, "seed": 1}
+    texts = [naive.sample(PROMPTS, COUNTS, **plain)]
+    assert cached.sample(PROMPTS, COUNTS, **plain) == texts[0]
+    for change in ({"seed": 2}, {"temperature": 0.3}, {"top_k": 3}, {"top_p": 0.3}):
+        texts.append(naive.sample(PROMPTS, COUNTS, **{**plain, **change}))
+    assert len({str(text) for text in texts}) == len(texts)
+    assert naive.sample(PROMPTS, COUNTS, temperature=0) == naive.generate(PROMPTS, COUNTS)
+
+
 def test_one_stage_serves_request_after_request(tiny_model):
     stage = build("s2_kv", tiny_model("mistral"))
     first = stage.generate(PROMPTS, COUNTS)

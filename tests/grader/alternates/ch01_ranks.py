@@ -35,8 +35,7 @@ def token_probs(
     kept = (rank < top_k[:, None]) | (top_k == 0)[:, None]
     share = x.exp() * kept
     share = share / share.sum(dim=-1, keepdim=True)
-    # One of several equal tokens is reached when all above it and some of its equals are not enough;
-    # all of them stay as soon as the mass of those above is not enough.
+    # Equal tokens stay together: they are reached where the mass of all above them is not enough.
     above = (larger * share[:, None, :]).sum(dim=-1)
     kept &= (above < top_p.double()[:, None]) | (top_p == 1)[:, None]
     share = x.exp() * kept
