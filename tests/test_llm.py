@@ -20,6 +20,7 @@ import minivllm.ops.rope
 from minivllm import LLM, RequestOutput, SamplingParams
 from minivllm.engine.prefix_cache import PrefixCache
 from minivllm.engine.scheduler import Scheduler
+from minivllm.engine.sequence import Sequence
 from minivllm.ops.attention import attention, paged_decode
 from minivllm.ops.norms import rms_norm
 from tiny_models import VOCAB_SIZE, Reference, assert_greedy
@@ -493,9 +494,9 @@ def test_own_parts_run_in_the_engine(tiny_model: Make, reference) -> None:
             return super().allocate(seq)
 
     class Planner(Scheduler):
-        def admit(self, budget: int) -> None:
+        def admit(self, budget: int) -> list[Sequence]:
             calls["admit"] = calls.get("admit", 0) + 1
-            super().admit(budget)
+            return super().admit(budget)
 
     parts = {
         "rms_norm": counted("rms_norm", rms_norm),

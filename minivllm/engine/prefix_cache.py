@@ -113,7 +113,9 @@ class PrefixCache(BlockManager):
 
     def register(self, seq: Sequence, num_stored: int) -> None:
         """Make the blocks that a finished step has filled findable, generated ones included."""
-        chain = self.chains.setdefault(seq.seq_id, Chain())
+        chain = self.chains.get(seq.seq_id)
+        if chain is None:
+            chain = self.chains[seq.seq_id] = Chain()
         full = min(num_stored, len(seq.token_ids)) // self.block_size
         while chain.length < full:
             start = chain.length * self.block_size

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from itertools import islice, takewhile
+from itertools import takewhile
 
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.sequence import Sequence, Status
@@ -107,15 +107,16 @@ class Scheduler:
         """Plan the next step, or None where nothing can run before a step in flight is read."""
         if self.enable_chunked_prefill:
             decodes = self.grow_or_preempt()
-            num_running = len(self.running)
-            self.admit(self.max_num_batched_tokens - len(decodes))
+            prefills = self._prefilling()
+            admitted = self.admit(self._budget_left(decodes, prefills))
             # A preempted one may find all but its newest token cached: it decodes right away.
-            admitted = islice(self.running.values(), num_running, None)
             decodes += [seq for seq in admitted if seq.in_decode]
+            prefills += [seq for seq in admitted if not seq.in_decode]
         else:  # two phases, prefill first: whole prompts alone, or decode alone
-            self.admit(self.max_num_batched_tokens)
-            decodes = [] if self._prefilling() else self.grow_or_preempt()
-        chunks = self.split_budget(decodes, self._prefilling())
+            self.admit(self._budget_left([], self._prefilling()))
+            prefills = self._prefilling()
+            decodes = [] if prefills else self.grow_or_preempt()
+        chunks = self.split_budget(decodes, prefills)
         return self._plan(chunks, len(decodes)) if chunks else None
 
     def grow_or_preempt(self) -> list[Sequence]:
@@ -140,9 +141,12 @@ class Scheduler:
                 ready.append(seq)
         return ready
 
-    def admit(self, budget: int) -> None:
-        """Move waiting sequences to running while there are seats, blocks and tokens to compute."""
-        budget -= sum(seq.num_uncomputed for seq in self._prefilling())
+    def admit(self, budget: int) -> list[Sequence]:
+        """Move waiting sequences to running while there are seats, blocks and tokens to compute.
+
+        budget: tokens that this step can still take. Returns the sequences admitted.
+        """
+        admitted: list[Sequence] = []
         while self.waiting and budget > 0:
             seq = self.waiting[0]
             # Seats count every sequence that holds blocks, not this step's picks (case K46).
@@ -160,6 +164,8 @@ class Scheduler:
                 seq.num_cached_tokens = seq.num_computed
                 self.num_cached_tokens += seq.num_computed
             budget -= seq.num_uncomputed
+            admitted.append(seq)
+        return admitted
 
     def split_budget(
         self, decodes: Seq[Sequence], prefills: Seq[Sequence]
@@ -193,6 +199,12 @@ class Scheduler:
         return [
             seq for seq in self.running.values() if not seq.in_decode and seq.num_uncomputed > 0
         ]
+
+    def _budget_left(self, decodes: Seq[Sequence], prefills: Seq[Sequence]) -> int:
+        """Tokens of this step that running sequences leave to newcomers."""
+        return (
+            self.max_num_batched_tokens - len(decodes) - sum(seq.num_uncomputed for seq in prefills)
+        )
 
     def _blocks_on_the_way(self) -> bool:
         """True where reading a step in flight will free blocks."""

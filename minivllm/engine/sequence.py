@@ -82,7 +82,11 @@ class Sequence:
     @property
     def in_decode(self) -> bool:
         """True where the only work left is the newest generated token."""
-        return self.num_computed >= self.prompt_len and self.num_uncomputed == 1
+        computed = self.num_computed
+        # Asked several times a row and step: spelt out, without the properties above.
+        return computed >= self.prompt_len and (
+            len(self.token_ids) + self.num_pending - computed == 1
+        )
 
     @property
     def at_limit(self) -> bool:
@@ -120,8 +124,8 @@ class Sequence:
 
     def row_prompt_logprobs(self, start: int, end: int) -> PromptLogprobs | None:
         """The prompt tokens that follow positions start..end-1, where they are asked for."""
-        targets = self.token_ids[start + 1 : min(end + 1, self.prompt_len)]
-        if not self.wants_prompt_logprobs or not targets:
+        count = self.params.prompt_logprobs
+        if count is None or not self.wants_prompt_logprobs:
             return None
-        assert self.params.prompt_logprobs is not None
-        return PromptLogprobs(self.params.prompt_logprobs, targets)
+        targets = self.token_ids[start + 1 : min(end + 1, self.prompt_len)]
+        return PromptLogprobs(count, targets) if targets else None

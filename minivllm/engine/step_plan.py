@@ -9,7 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, and never changed all the same: 256 rows of two frozen records each cost the host
+# 0.4 ms a step more to make.
+@dataclass(slots=True)
 class RowSampling:
     """How a row's next token is drawn. temperature 0 is greedy; top_k 0, top_p 1, min_p 0 are off.
 
@@ -38,7 +40,7 @@ class PromptLogprobs:
     targets: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ScheduledRow:
     """One sequence's share of a step: positions start..end-1.
 
