@@ -15,7 +15,7 @@ import torch
 
 from minivllm.engine.step_plan import ScheduledRow
 from minivllm.ops.attention_batch import AttentionBatch
-from minivllm.ops.kv import slot_mapping
+from minivllm.ops.kv import slots_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +30,13 @@ class InputBatch:
 def build_inputs(rows: Sequence[ScheduledRow], block_size: int, device: torch.device) -> InputBatch:
     """Pack the rows, in their order, without padding between them."""
     ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
     for row in rows:
         assert len(row.token_ids) == row.num_tokens, "a prompt's tokens are all known"
         ids.extend(row.token_ids)
-        positions.extend(range(row.start, row.end))
-        slots.extend(slot_mapping(row.block_table, row.start, row.end, block_size))
+    positions = np.concatenate([np.arange(row.start, row.end) for row in rows])
+    slots = np.concatenate(
+        [slots_of(row.block_table, row.start, row.end, block_size) for row in rows]
+    )
     width = max(len(row.block_table) for row in rows)
     tables: npt.NDArray[np.int32] = np.full((len(rows), width), -1, dtype=np.int32)
     for index, row in enumerate(rows):
@@ -48,8 +48,8 @@ def build_inputs(rows: Sequence[ScheduledRow], block_size: int, device: torch.de
         return torch.tensor(values, dtype=dtype, device=device)
 
     batch = AttentionBatch(
-        positions=tensor(positions, torch.int64),
-        slot_mapping=tensor(slots, torch.int64),
+        positions=torch.from_numpy(positions).to(device),
+        slot_mapping=torch.from_numpy(slots).to(device),
         block_tables=torch.from_numpy(tables).to(device),
         context_lens=tensor([row.end for row in rows], torch.int32),
         cu_seqlens_q=torch.from_numpy(bounds).to(device),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from minivllm.ops.kv import slot_mapping, store_kv
+from minivllm.ops.kv import slot_mapping, slots_of, store_kv
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 4, 16])
@@ -19,6 +19,7 @@ def test_slot_mapping(block_size: int) -> None:
                 block, offset = divmod(slot, block_size)
                 assert block == table[position // block_size]
                 assert offset == position % block_size
+            assert slots_of(table, start, end, block_size).tolist() == slots
     assert slot_mapping(table, 3, 3, block_size) == []
 
 
