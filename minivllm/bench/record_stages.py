@@ -87,6 +87,7 @@ def _build(name: str, model: str, device: str, max_len: int, **options: Any) -> 
     if name == "engine":
         # Room for what is measured and no more: the record shows memory too.
         options["num_kvcache_blocks"] = max(64, max_len // 16 + 1)
+        options["max_num_seqs"] = 8  # the ladder has six requests; each size is a graph to capture
     return stages.build(name, model, device=device, max_len=max_len, **options)
 
 

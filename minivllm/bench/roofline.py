@@ -95,9 +95,10 @@ def ceilings(
     """
     cuda = device.type == "cuda"
     dtype = dtype or (torch.bfloat16 if cuda else torch.float32)
-    size = read_bytes or 1 << (32 if cuda else 26)
+    size = read_bytes or 1 << (33 if cuda else 26)
     side = side or (8192 if cuda else 768)
-    data = torch.ones(size // dtype.itemsize, dtype=dtype, device=device)
+    # float32 whatever the product's type: a sum of 16-bit numbers is held up by converting them.
+    data = torch.ones(size // 4, dtype=torch.float32, device=device)
     a = torch.randn(side, side, dtype=dtype, device=device)
     reading = best_time(lambda: data.sum(), device, seconds)
     product = best_time(lambda: a @ a, device, seconds)
@@ -109,10 +110,15 @@ def best_time(work: Callable[[], object], device: torch.device, seconds: float) 
     """Seconds of the fastest call within about `seconds`; a CUDA device is waited for."""
 
     def once() -> float:
+        if device.type == "cuda":  # between events, so that the launch itself is not counted
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            marks[0].record()
+            work()
+            marks[1].record()
+            marks[1].synchronize()
+            return marks[0].elapsed_time(marks[1]) / 1e3
         started = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
     once()

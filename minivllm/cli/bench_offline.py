@@ -7,17 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from contextlib import ExitStack
 
 from minivllm import bench
-from minivllm.bench.measure import device_of
-from minivllm.bench.shapes import SHAPES, shape_directory
 from minivllm.cli import options
-from minivllm.cli.loading import Prepared, Timing, load
+from minivllm.cli.bench_options import limit_length, load_engine, model_directory
+from minivllm.cli.loading import Timing
 from minivllm.cli.text import check_writable, print_json
 from minivllm.config import ModelConfig
-from minivllm.hub import resolve_model
-from minivllm.sampling_params import SamplingParams
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,32 +24,29 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--repeat must be at least 1, got {args.repeat}")
     check_writable(args.json)
     timing = Timing()
-    with ExitStack() as stack:
-        if args.model in SHAPES:
-            path = stack.enter_context(shape_directory(args.model))
-            engine.setdefault("load_format", "dummy")  # a shape has no weights to load
-        else:
-            path = resolve_model(args.model)
+    with model_directory(args.model, engine) as path:
         model = ModelConfig.from_dir(path)
         workload = spec.build(model.vocab_size)
         workload.params()  # a bad temperature is found before the model is loaded
-        # Long enough for the requests: a pool for the model's whole context may not fit a CPU.
-        engine.setdefault("max_model_len", min(workload.longest, model.max_position))
-        llm = load(Prepared(args.model, path, SamplingParams(), engine), timing)
+        limit_length(engine, workload.longest, model)
+        with timing.measure("import torch"):
+            from minivllm.bench import offline
+            from minivllm.bench.measure import device_of
+        places = engine.get("device", "auto"), engine.get("dtype", "auto")
+        ceilings = offline.measure_ceilings(model, *places)
+        importing = timing.seconds["import torch"]  # `load` times it again, as nothing
+        llm = load_engine(args.model, path, engine, timing)
+        timing.seconds["import torch"] = importing
     # Flushed, and on stderr: what is about to take long is said before it starts.
     device = device_of(llm)
     print(f"{args.model} on {device}; {workload.describe()}", file=sys.stderr, flush=True)
     if device.type == "cpu" and args.workload == "standard" and args.num_requests is None:
         print("(sized for a GPU; `--workload mixed-32` suits a CPU)", file=sys.stderr, flush=True)
     results = bench.measure_repeats(llm, workload, args.repeat, progress=sys.stderr.isatty())
+    record = offline.record(llm, workload, results, ceilings, timing.seconds)
     if args.json != "-":
         print(bench.table(results))
+        print(offline.lines(record))
     if args.json:
-        record = {
-            "model": args.model,
-            "best": bench.best_of(results).to_dict(),
-            "output_tokens_per_s": [result.output_tokens_per_s for result in results],
-            "start_seconds": timing.seconds,
-        }
-        print_json(record, args.json)
+        print_json({"model": args.model, **record}, args.json)
     return 0

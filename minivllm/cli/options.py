@@ -13,8 +13,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-from minivllm.bench.shapes import SHAPES
-from minivllm.bench.workload import WORKLOADS
 from minivllm.engine_config import EngineConfig
 from minivllm.generation_config import default_sampling_params
 from minivllm.hub import resolve_model
@@ -169,42 +167,6 @@ def workload_sizes(args: argparse.Namespace) -> dict[str, Any]:
         if (value := getattr(args, name, None)) is not None
     }
     return {k: tuple(v) if isinstance(v, list) else v for k, v in sizes.items()}
-
-
-def add_offline(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench offline`."""
-    parser.add_argument(
-        "--model",
-        default="qwen3-0.6b-shape",
-        metavar="NAME",
-        help=f"a model, or a shape with random weights: {', '.join(SHAPES)} (default: %(default)s)",
-    )
-    parser.add_argument("--verbose", action="store_true", help="say what the engine decides")
-    parser.add_argument(
-        "--workload",
-        default="standard",
-        choices=sorted(WORKLOADS),
-        help="named set of sizes (default: %(default)s); the options below change single ones",
-    )
-    add_sizes(parser)
-    parser.add_argument("--temperature", type=float, metavar="T", help="default: the workload's")
-    parser.add_argument(
-        "--repeat", type=int, default=3, metavar="N", help="default: 3, best counts"
-    )
-    parser.add_argument("--json", metavar="FILE", help="write the result there; - is stdout")
-    add_engine(parser)
-
-
-def add_compare(parser: argparse.ArgumentParser) -> None:
-    """The options of `bench compare-transformers`."""
-    parser.add_argument("--model", default="smollm2", metavar="NAME", help="default: %(default)s")
-    add_sizes(parser)
-    parser.add_argument(
-        "--batch-size", type=int, default=8, metavar="N", help="of transformers (default: 8)"
-    )
-    parser.add_argument("--repeat", type=int, default=3, metavar="N", help="default: 3, median")
-    parser.add_argument("--threads", type=int, metavar="N", help="of torch, for both")
-    parser.add_argument("--json", metavar="FILE", help="write the result there; - is stdout")
 
 
 def _json_object(text: str) -> dict[str, Any]:

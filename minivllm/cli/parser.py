@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import NoReturn
 
 import minivllm
-from minivllm.cli import options
+from minivllm.cli import bench_options, options
 
 DESCRIPTION = "A small LLM inference engine. `minivllm COMMAND --help` explains a command."
 EPILOG = (
@@ -75,7 +75,10 @@ def build_parser(argv: Sequence[str] = ()) -> Parser:
 def _command(
     commands: argparse._SubParsersAction, name: str, module: str, text: str, usage: str = ""
 ) -> Parser:
-    """A subparser whose work is `module.run(args)`; `usage` is what follows its name."""
+    """A subparser whose work is `module.run(args)`; `usage` is what follows its name.
+
+    module: may end in `:function`, where that is not `run`.
+    """
     parser: Parser = commands.add_parser(
         name,
         help=text[0].lower() + text.split(".")[0][1:],
@@ -89,8 +92,10 @@ def _command(
 
 
 def _lazy(module: str) -> Callable[[argparse.Namespace], int]:
+    module, _, function = module.partition(":")
+
     def run(args: argparse.Namespace) -> int:
-        return int(import_module(module).run(args))
+        return int(getattr(import_module(module), function or "run")(args))
 
     return run
 
@@ -162,23 +167,53 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:
-    parser = commands.add_parser("bench", help="measure speed: offline, compare-transformers")
+    names = "offline, latency, prefill, kernels, ladder, compare-transformers"
+    parser = commands.add_parser("bench", help=f"measure speed: {names}")
     benches = parser.add_subparsers(metavar="BENCHMARK", required=True)
-    offline = _command(
-        benches,
-        "offline",
+    for name, (module, text, add) in _BENCHES.items():
+        add(_command(benches, name, module, text))
+
+
+_BENCHES: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]] = {
+    "offline": (
         "minivllm.cli.bench_offline",
         "Serve a fixed set of random requests at once and measure.\n\n"
         "Without options this is the standard run: 256 requests, prompts and outputs of 100-1024\n"
-        "tokens. Per repeat the prefix cache starts empty; the best repeat is reported.",
-    )
-    compare = _command(
-        benches,
-        "compare-transformers",
+        "tokens. Per repeat the prefix cache starts empty; the best repeat is reported.\n\n"
+        f"Share of the {bench_options.FORMULA}",
+        bench_options.add_offline,
+    ),
+    "latency": (
+        "minivllm.cli.bench_latency",
+        "Milliseconds a token for one request and for batches of equal ones.\n\n"
+        "ms_per_token is what a client sees, device_ms the device's part of such a step, limit_ms\n"
+        "the roofline's (see `bench offline --help`).",
+        bench_options.add_latency,
+    ),
+    "prefill": (
+        "minivllm.cli.bench_latency:run_prefill",
+        "Prompt tokens a second, by length: one prompt, and as many as fill a step.\n\n"
+        "share is that of the matrix rate measured in the same run.",
+        bench_options.add_prefill,
+    ),
+    "kernels": (
+        "minivllm.cli.bench_kernels",
+        "Every Triton kernel at the shapes of Qwen3-0.6B, against the limit that binds it.\n\n"
+        "GB/s or TFLOP/s, and the share of the bandwidth or rate measured in the same run.",
+        bench_options.add_json,
+    ),
+    "ladder": (
+        "minivllm.cli.bench_ladder",
+        "The same requests, one trick more each time: torch, Triton, graphs, overlap, fp8 KV.\n\n"
+        "torch gets the first few requests only: its decode attention is a loop over the rows.\n"
+        "A CPU has no graphs, and its fast form is sdpa.",
+        bench_options.add_ladder,
+    ),
+    "compare-transformers": (
         "minivllm.cli.bench_compare",
         "The same requests through minivllm and transformers.generate, on a CPU, as a ratio.\n\n"
         "Greedy, float32, one process, the same threads. transformers gets left-padded batches in\n"
         "the order of the requests; only tokens that were asked for count. Loading is not timed.",
-    )
-    options.add_offline(offline)
-    options.add_compare(compare)
+        bench_options.add_compare,
+    ),
+}

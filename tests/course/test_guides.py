@@ -8,6 +8,7 @@ import pytest
 from course_tools import make_course
 from grader_tools import COURSE, ROOT
 from minivllm.course.chapter_table import BEGIN, END, table_lines, update_readme
+from minivllm.course.lessons import lesson_paths
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 ANSWERS = (ROOT / "lessons" / "instructors" / "answers.md").read_text(encoding="utf-8")
@@ -16,9 +17,12 @@ ANSWERS = (ROOT / "lessons" / "instructors" / "answers.md").read_text(encoding="
 def test_the_readmes_table_is_the_courses():
     shown = README.partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0].splitlines()
     assert shown == table_lines(COURSE), "run: python -m minivllm.course readme"
-    minutes = sum(chapter.minutes for chapter in COURSE.chapters)
+    for chapter in COURSE.chapters:
+        points = sum(task.points for task in chapter.tasks if not task.bonus)
+        (row,) = [line for line in shown if line.startswith(f"| {chapter.id[2:]} |")]
+        assert f"| {chapter.minutes} | {points}" in row and chapter.title in row
     points = sum(task.points for task in COURSE.tasks if not task.bonus)
-    assert shown[-1] == f"| | together | | {minutes} | {points} |"
+    assert shown[-1].endswith(f" | {points} |")
 
 
 def test_the_table_is_written_between_its_marks(tmp_path):
@@ -52,19 +56,33 @@ def test_pinned_versions_are_the_tested_ones():
     assert [pin for pin in pins if tested.get(pin[0]) != pin[1]] == []
 
 
-@pytest.mark.parametrize("chapter", COURSE.chapters, ids=lambda chapter: chapter.id)
-def test_every_question_of_a_lesson_has_an_answer(chapter):
-    path = ROOT / "lessons" / chapter.lesson
-    if not path.is_file():
-        pytest.skip(f"{chapter.lesson} is not written yet")
+@pytest.mark.parametrize("path", lesson_paths(COURSE), ids=lambda path: path.stem)
+def test_every_question_of_a_lesson_has_an_answer(path):
+    number = path.name[:2]
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    asked = next("".join(c["source"]) for c in cells if "hree questions" in "".join(c["source"]))
-    section = re.search(rf"^## {chapter.id[2:]} .*?(?=^## |\Z)", ANSWERS, re.DOTALL | re.MULTILINE)
-    assert section, f"lessons/instructors/answers.md has no section ## {chapter.id[2:]}"
-    numbers = [re.findall(r"^\d\. ", text, re.MULTILINE) for text in (asked, section[0])]
-    assert numbers[0] and numbers[0] == numbers[1]
-    points = sum(task.points for task in chapter.tasks)
-    told = re.search(r"\((\d+) minutes", section[0])
-    assert told and int(told[1]) == chapter.minutes
-    worth = re.search(r"(\d+) points\)", section[0].splitlines()[0])
-    assert worth is None or int(worth[1]) == points
+    asked = ["".join(cell["source"]).partition("## Three questions\n")[2] for cell in cells]
+    questions = re.findall(r"^\d\. ", "".join(asked), re.MULTILINE)
+    section = re.search(rf"^## {number} .*?(?=^## |\Z)", ANSWERS, re.DOTALL | re.MULTILINE)
+    assert section, f"lessons/instructors/answers.md has no section ## {number}"
+    assert questions == re.findall(r"^\d\. ", section[0], re.MULTILINE) == ["1. ", "2. ", "3. "]
+    row = next(line for line in table_lines(COURSE) if line.startswith(f"| {number} |"))
+    minutes, points = row.split("|")[-3:-1]
+    head = section[0].splitlines()[0]
+    assert f"({minutes.strip()} minutes" in head
+    told = re.search(r"(\d+) points\)", head)
+    assert told is None or told[1] == points.strip()
+
+
+def test_a_lesson_without_tasks_tells_its_own_minutes(tmp_path):
+    course = make_course(tmp_path)
+    (tmp_path / "lessons").mkdir()
+    text = "# 00 Tour\n**Goal.** Look.\n**Before.** None. **Time.** 15 minutes. More.\n\nText"
+    cell = {"cell_type": "markdown", "source": [text]}
+    tour = tmp_path / "lessons" / "00_tour.ipynb"
+    tour.write_text(json.dumps({"cells": [cell]}))
+    lines = table_lines(course)
+    assert lines[2] == "| 00 | [Tour](lessons/00_tour.ipynb) | Look. | 15 | - |"
+    assert lines[-1] == "| | together | | 30 | 10 |"
+    tour.write_text(json.dumps({"cells": [{**cell, "source": ["no title"]}]}))
+    with pytest.raises(ValueError, match=r"00_tour.ipynb: its first cell"):
+        table_lines(course)

@@ -38,6 +38,14 @@ def test_executes_from_a_clean_kernel(path):
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
 
 
+def test_lessons_by_name():
+    """The tour has no tasks, so the table does not know it."""
+    found = [path.name for path in lesson_paths(COURSE, ["00", "ch02", "4"])]
+    assert found == ["00_tour.ipynb", "02_rmsnorm.ipynb", "04_attention.ipynb"]
+    with pytest.raises(ValueError, match="no chapter '77'"):
+        lesson_paths(COURSE, ["77"])
+
+
 def test_every_chapter_lists_its_lesson():
     """Lessons are named by the table, so that links and `make lessons` find them."""
     named = {chapter.lesson for chapter in COURSE.chapters}
