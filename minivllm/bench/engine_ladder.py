@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # torch's decode attention is a loop over the rows: its speed does not grow with them, and the
 # whole workload would take it minutes.
-TORCH_REQUESTS = 16
+TORCH_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,11 @@ def rungs(device: str) -> tuple[Rung, ...]:
     """The rungs that a device has: a CPU captures no graphs, and its fast form is `sdpa`."""
     torch_rung = Rung(
         "torch eager",
-        {"attention_backend": "torch", "enforce_eager": True},
+        {
+            "attention_backend": "torch",
+            "enforce_eager": True,
+            "max_num_seqs": TORCH_REQUESTS,
+        },
         graphs=False,
         depth=0,
         most_requests=TORCH_REQUESTS,
@@ -52,7 +56,7 @@ def rungs(device: str) -> tuple[Rung, ...]:
         return (torch_rung, Rung("sdpa eager", depth=0), Rung("+ overlap"), fp8)
     return (
         torch_rung,
-        Rung("triton eager", graphs=False, depth=0),
+        Rung("triton eager", graphs=False, depth=0, repeats=1),
         Rung("+ graphs", depth=0),
         Rung("+ overlap"),
         fp8,

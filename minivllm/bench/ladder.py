@@ -18,6 +18,7 @@ from minivllm.stages.build import NAMES
 # What must be equal for two bars to be comparable.
 SAME = ("cpu", "cores", "threads", "device", "gpu")
 RECORD = Path("lessons") / "data" / "stages.json"
+RUNGS = Path("lessons") / "data" / "ladder.json"  # of `minivllm bench ladder`
 
 
 def add(*results: BenchResult, path: Path | None = None) -> dict[str, float]:
@@ -58,6 +59,16 @@ def recorded_bars(stages: Sequence[str] = NAMES, path: Path | None = None) -> di
     """Stage -> output tokens a second of the GPU's record; empty where there is none."""
     runs = {run["settings"]["stage"]: run for run in recorded(path).get("runs", [])}
     return {name: runs[name]["output_tokens_per_s"] for name in stages if name in runs}
+
+
+def recorded_rungs(path: Path | None = None) -> dict[str, float]:
+    """Rung -> output tokens a second of `bench ladder` on a GPU, in its order; empty without."""
+    if path is None:
+        from minivllm.course.root import find_root
+
+        path = find_root() / RUNGS
+    runs = recorded(path).get("runs", [])
+    return {run["settings"]["stage"]: run["output_tokens_per_s"] for run in runs}
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, str, str]:

@@ -95,7 +95,9 @@ def ceilings(
     """
     cuda = device.type == "cuda"
     dtype = dtype or (torch.bfloat16 if cuda else torch.float32)
-    size = read_bytes or 1 << (33 if cuda else 26)
+    # Far more than any cache holds, and what a small card can spare.
+    most = min(1 << 33, torch.cuda.mem_get_info(device)[0] // 4) if cuda else 1 << 26
+    size = read_bytes or most
     side = side or (8192 if cuda else 768)
     # float32 whatever the product's type: a sum of 16-bit numbers is held up by converting them.
     data = torch.ones(size // 4, dtype=torch.float32, device=device)

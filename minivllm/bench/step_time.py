@@ -160,7 +160,7 @@ def steady_step(llm: LLM, workload: Workload, steps: int = STEADY_STEPS) -> Stea
                 walls, contexts = [], []
                 continue
             walls.append(seconds)
-            contexts.append([seq.num_tokens for seq in engine.scheduler.running.values()])
+            contexts.append([seq.num_computed for seq in engine.scheduler.running.values()])
     finally:
         engine.reset()
     walls, contexts = walls[SKIPPED:], [row for row in contexts[SKIPPED:] if fits(llm, row)]

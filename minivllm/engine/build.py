@@ -66,7 +66,9 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
     logger.info("attention backend %s: %s", backend, reason)
     given = sorted(parts.keys() & UNITS.keys())
     if given:
-        logger.info("running eagerly and in step with your own %s", ", ".join(given))
+        # A user on a GPU should know what it costs; on a CPU it is always so.
+        level = logging.INFO if device.type == "cpu" else logging.WARNING
+        logger.log(level, "running eagerly and in step with your own %s", ", ".join(given))
     ops = build_ops(backend, parts, config.kv_cache_dtype)
     assert config.max_model_len is not None
     model = load_model(

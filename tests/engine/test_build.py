@@ -95,7 +95,8 @@ def test_eos_of_all_three_sources(tiny_model: Make, copy_model: Make) -> None:
 
 def test_own_units_are_announced(tiny_model: Make, caplog: pytest.LogCaptureFixture) -> None:
     options = EngineConfig(max_model_len=32, device="cpu", parts={"rms_norm": rms_norm})
-    with caplog.at_level(logging.INFO):
+    # The logger's own level too: the command line, tested in the same process, raises it.
+    with caplog.at_level(logging.INFO, logger="minivllm"):
         built = build_engine(tiny_model("qwen3"), options)
     assert "in step with your own rms_norm" in caplog.text
     assert "attention backend sdpa: the fastest form on a CPU" in caplog.text

@@ -83,7 +83,7 @@ def assert_near_best(
     values = [value for row in regrets(reference, batch, texts) for value in row]
     worst, exact = max(values), sum(value == 0 for value in values) / len(values)
     print(f"largest regret {worst:.4f}, best token chosen {exact:.1%}")
-    assert worst <= tolerance and exact > 0.9, (worst, exact)
+    assert worst <= tolerance and exact > 0.85, (worst, exact)
 
 
 def allocated() -> int:

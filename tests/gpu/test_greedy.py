@@ -20,9 +20,9 @@ from tiny_models import FAMILIES, assert_greedy
 
 pytestmark = pytest.mark.gpu
 
-# Of the reference's logits, which spread over some units. On the CPU, bf16 has a largest regret of
-# BF16_CPU, and with an fp8 cache of FP8_CPU; each gets about four times that here.
-BF16, FP8 = 0.3, 0.5
+# Largest regret allowed, in logits (a token at random has some four). The torch forms on a CPU
+# have 0.08 in bf16 and 0.28 with an fp8 cache, and choose the best token in 95 % of the places.
+BF16, FP8 = 0.35, 0.8
 
 
 def family_options(name: str) -> dict[str, Any]:
