@@ -33,7 +33,7 @@ def stamp(device: torch.device) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "minivllm": version(),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpu": cpu_name(),
         "cores": usable_cores(),
         "threads": torch.get_num_threads(),
