@@ -20,6 +20,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
     The statistics are computed in float32 whatever x.dtype is. The inputs are left as they were.
 
+    Not allowed: torch.rms_norm, torch.nn.functional.rms_norm, torch.nn.RMSNorm.
+
     Example:
         >>> rms_norm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 10.0]), eps=0.0)
         tensor([[ 0.8485, 11.3137]])
@@ -39,6 +41,8 @@ def add_rms_norm(
       y = rms_norm(new_residual, weight, eps).
 
     The inputs are left as they were.
+
+    Not allowed: torch.rms_norm, torch.nn.functional.rms_norm, torch.nn.RMSNorm.
 
     Example:
         >>> y, residual = add_rms_norm(torch.tensor([[1.0, 4.0]]), torch.tensor([[2.0, 0.0]]),

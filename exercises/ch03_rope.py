@@ -19,7 +19,7 @@ def rope_table(head_dim: int, max_position: int, theta: float) -> tuple[torch.Te
     Returns (cos, sin), each [P, D/2] float32. Row p belongs to position p = 0 .. P-1; column i to
     pair i, whose angle at position p is  p * theta ** (-2 * i / D)  in radians.
 
-    So pair 0 turns by 1 radian a token and each further pair more slowly. Compute in float32.
+    So pair 0 turns by 1 radian per token and each further pair more slowly. Compute in float32.
 
     Example:
         >>> cos, sin = rope_table(head_dim=4, max_position=3, theta=100.0)
@@ -32,7 +32,7 @@ def rope_table(head_dim: int, max_position: int, theta: float) -> tuple[torch.Te
                 [0.8415, 0.0998],
                 [0.9093, 0.1987]])
     """
-    # TODO(ch03.1): one frequency a pair, times every position, then cosine and sine
+    # TODO(ch03.1): one frequency per pair, times every position, then cosine and sine
     raise NotImplementedError("ch03.1: rope_table")
 
 
@@ -51,11 +51,13 @@ def apply_rope(
     Multiply in float32. All heads of a token turn alike. The inputs are left as they were.
 
     Example:
-        >>> cos, sin = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])  # 0, 90 deg
-        >>> apply_rope(torch.tensor([[[3.0, 4.0]], [[3.0, 4.0]]]), torch.tensor([0, 1]), cos, sin)
-        tensor([[[ 3.,  4.]],
-        <BLANKLINE>
-                [[-4.,  3.]]])
+        >>> cos = torch.tensor([[1.0, 1.0], [0.0, -1.0]])  # D=4: two pairs. At position 1 pair 0
+        >>> sin = torch.tensor([[0.0, 0.0], [1.0, 0.0]])  # has turned by 90 degrees, pair 1 by 180
+        >>> x = torch.tensor([[[1.0, 2.0, 3.0, 4.0]]])  # pair 0 is (1, 3), pair 1 is (2, 4)
+        >>> apply_rope(x, torch.tensor([1]), cos, sin)
+        tensor([[[-3., -2.,  1., -4.]]])
+        >>> apply_rope(x, torch.tensor([0]), cos, sin)
+        tensor([[[1., 2., 3., 4.]]])
     """
     # TODO(ch03.2): pick each token's row of the table, rotate the pairs (i, i + D/2) of every head
     raise NotImplementedError("ch03.2: apply_rope")

@@ -1,6 +1,7 @@
 """Chapter 04: Causal GQA attention (45 minutes, 8 points).
 
-Let each token read the tokens before it: masked softmax attention, several query heads a KV head.
+Let each token read the tokens before it: masked softmax attention, several query heads on one KV
+head.
 Replace each `raise NotImplementedError`, then run:
     pytest exercises/test_ch04_attention.py
 Stuck? minivllm course hint ch04.1
@@ -29,14 +30,17 @@ def attention(
     Scores and softmax are float32 whatever q.dtype is, and stay finite for scores in the thousands.
     The inputs are left as they were.
 
+    Not allowed: scaled_dot_product_attention, multi_head_attention_forward, MultiheadAttention,
+    flex_attention.
+
     Example:
-        >>> k = torch.tensor([[[0.0, 0.0]], [[2.0, 0.0]], [[0.0, 4.0]]])  # Tk=3, Hkv=1
-        >>> v = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]], [[5.0, 5.0]]])
-        >>> q = torch.tensor([[[1.0, 0.0]], [[0.0, 1.0]]])  # Tq=2: positions 1 and 2
-        >>> attention(q, k, v, scale=1.0, q_start=1)
-        tensor([[[0.1192, 0.8808]],
-        <BLANKLINE>
-                [[4.8410, 4.8410]]])
+        >>> k = torch.tensor([[[0.0], [0.0]], [[2.0], [4.0]], [[4.0], [-4.0]]])  # Tk=3, Hkv=2, D=1
+        >>> v = torch.tensor([[[1.0], [10.0]], [[2.0], [20.0]], [[3.0], [30.0]]])
+        >>> q = torch.tensor([[[1.0], [-1.0], [1.0], [-1.0]], [[0.0], [1.0], [0.0], [1.0]]])  # Hq=4
+        >>> out = attention(q, k, v, scale=0.5, q_start=1)  # Tq=2: positions 1 and 2
+        >>> out[..., 0]  # heads 0 and 1 read KV head 0, heads 2 and 3 read KV head 1
+        tensor([[ 1.7311,  1.2689, 18.8080, 11.1920],
+                [ 2.0000,  2.5752, 20.0000, 18.9857]])
     """
     # TODO(ch04.1): scores, mask by position, softmax over the keys, weighted sum of the values
     raise NotImplementedError("ch04.1: attention")

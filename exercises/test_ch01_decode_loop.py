@@ -15,7 +15,8 @@ class Model:
         self.calls = []
 
     def __call__(self, ids):
-        assert ids.dtype == torch.int64 and ids.shape[0] == 1, "ids must be [1, T] int64"
+        assert ids.dim() == 2 and ids.shape[0] == 1, f"ids must be [1, T], not {list(ids.shape)}"
+        assert ids.dtype == torch.int64, "ids must be int64"
         self.calls.append(ids.shape[1])
         assert len(self.calls) < 50, "the model was called 50 times: is there an endless loop?"
         tokens = ids[0].tolist()
@@ -58,7 +59,7 @@ def test_tokens(check):
 
 @pytest.mark.task("ch01.1")
 def test_work(check):
-    """one call a new token, with the whole text so far: 6 + 7 + 8 + 9 + 10 tokens computed"""
+    """one call per new token, with the whole text so far: 6 + 7 + 8 + 9 + 10 tokens computed"""
     ids = check.inputs(prompt, seed=1)
 
     def calls(generate):
@@ -187,7 +188,7 @@ def test_worked_example_of_token_probs(check):
 
 @pytest.mark.task("ch01.2")
 def test_temperature(check):
-    """a temperature a row: below 1 sharper, above 1 flatter"""
+    """a temperature per row: below 1 sharper, above 1 flatter"""
     asks(check, check.inputs(logits_of), *numbers(temperature=[0.3, 0.7, 1.0, 1.5, 4.0]))
 
 
@@ -198,14 +199,21 @@ def test_greedy(check):
 
 
 @pytest.mark.task("ch01.2")
+def test_almost_zero_temperature(check):
+    """a temperature below 1e-5 is greedy too, even if the next best token is hardly worse"""
+    logits = torch.tensor([[0.0, 1e-6, 5e-7], [3e-6, 0.0, 2e-6]])
+    asks(check, logits, *numbers(temperature=[9e-6, 2e-6], rows=2))
+
+
+@pytest.mark.task("ch01.2")
 def test_top_k(check):
-    """a top_k a row: off, 2, 5, all, more than there are"""
+    """a top_k per row: off, 2, 5, all, more than there are"""
     asks(check, check.inputs(logits_of, seed=2), *numbers(top_k=[0, 2, 5, 37, 1000]))
 
 
 @pytest.mark.task("ch01.2")
 def test_top_p(check):
-    """a top_p a row; the token that crosses it is kept"""
+    """a top_p per row; the token that crosses it is kept"""
     asks(check, check.inputs(logits_of, seed=3), *numbers(top_p=[0.3, 0.6, 0.9, 0.99, 1.0]))
 
 

@@ -50,6 +50,20 @@ def brain_heads(seed):
     return x, positions + 20, cos, sin
 
 
+def near_an_axis(seed, dtype=torch.float16):
+    g = torch.Generator().manual_seed(seed)
+    positions = torch.tensor([11, 25, 38, 52, 63])
+    angle = torch.outer(torch.arange(64.0), 10000.0 ** -(torch.arange(8) / 8))
+    back, size = angle[positions][:, None], 100 + 200 * torch.rand(5, 3, 8, generator=g)
+    x = torch.cat((size * back.sin(), size * back.cos()), dim=-1)  # turns to about (0, size)
+    return x.to(dtype), positions, angle.cos(), angle.sin()
+
+
+def near_an_axis_brain(seed):
+    x, positions, cos, sin = near_an_axis(seed, torch.bfloat16)
+    return x, positions, cos, sin
+
+
 def packed_heads(seed):
     _, positions, cos, sin = heads_at_positions(seed)
     g = torch.Generator().manual_seed(seed)
@@ -185,6 +199,15 @@ def test_float16(check):
 def test_bfloat16(check):
     """bfloat16 in, bfloat16 out"""
     x, positions, cos, sin = check.inputs(brain_heads)
+    check.close(rotated(x, positions, cos, sin), x, positions, cos, sin)
+
+
+@pytest.mark.task("ch03.2")
+def test_products_in_float32(check):
+    """16-bit heads at far positions: large products that all but cancel, so multiply in float32"""
+    x, positions, cos, sin = check.inputs(near_an_axis)
+    check.close(rotated(x, positions, cos, sin), x, positions, cos, sin)
+    x, positions, cos, sin = check.inputs(near_an_axis_brain)
     check.close(rotated(x, positions, cos, sin), x, positions, cos, sin)
 
 

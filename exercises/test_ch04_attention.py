@@ -181,6 +181,13 @@ def test_low_scores(check):
 
 
 @pytest.mark.task("ch04.1")
+def test_very_low_scores(check):
+    """scores of minus ten thousand and far less: only minus infinity is below them all"""
+    q, k, v = check.inputs(low_scores, seed=1)
+    check.close(formula(q, k, v, 8.0, 0), q, k, v, 8.0, 0)
+
+
+@pytest.mark.task("ch04.1")
 def test_float16(check):
     """float16 in, float16 out"""
     q, k, v = check.inputs(half_sequence)

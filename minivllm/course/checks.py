@@ -129,9 +129,10 @@ class Check:
             except doctest.UnexpectedException as error:
                 raise error.exc_info[1] from None
             except doctest.DocTestFailure as failure:
+                want = failure.example.want.replace(doctest.BLANKLINE_MARKER, "")
                 return (
                     f">>> {failure.example.source}got      {failure.got.rstrip()}\n"
-                    f"expected {failure.example.want.rstrip()}"
+                    f"expected {want.rstrip()}"
                 )
             return ""
 
@@ -184,7 +185,10 @@ class Check:
         raise Failed(BLOCKED, found[1], f"it calls {found[1]}, which is not written yet")
 
     def _raised(self, error: BaseException) -> Difference:
-        text = f"raised {type(error).__name__}: {error}".rstrip(": ")
+        said = str(error)
+        if isinstance(error, AssertionError):
+            said = said.partition("\nassert ")[0]  # pytest adds the values it compared
+        text = f"raised {type(error).__name__}: {said}".rstrip(": ")
         file = self._bound.file
         where = location(error, file.path) if file else ""
         if file and where:

@@ -41,19 +41,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _add_commands(parser: argparse.ArgumentParser) -> None:
-    commands = parser.add_subparsers(dest="command", required=True)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    hidden = ("(authors)", "(instructors)") if _is_students() else ()
 
     def add(name: str, work: Command, text: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=text, description=text)
+        # A command without `help` still works, and is not in the list.
+        shown = {} if text.endswith(hidden or "\0") else {"help": text}
+        sub = commands.add_parser(name, description=text, **shown)
         sub.set_defaults(run=work)
         return sub
 
     add("status", _status, "a bar for each chapter and the next task")
     hint = add("hint", _hint, "the next hint for a task")
-    hint.add_argument("task", help="such as ch02.1")
+    hint.add_argument("task", nargs="?", help="such as ch02.1; the next open task by default")
     hint.add_argument("--level", type=int, choices=(1, 2, 3), help="show this level")
     tried = add("try", _try, "run the examples with your code and print shapes")
-    tried.add_argument("chapter", help="such as ch02")
+    tried.add_argument("chapter", nargs="?", help="such as ch02; the next open one by default")
     tried.add_argument("--impl", default="exercises", help="whose answers (default: exercises)")
     tried.add_argument("-i", "--interactive", action="store_true", help="then give a prompt")
     reset = add("reset", _reset, "put a chapter's stub back; your file is kept as .bak")
@@ -77,6 +80,14 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     released = add("release", _authors(_release), "write the tree for students (instructors)")
     released.add_argument("--student", type=Path, required=True, metavar="DIR", help="a new folder")
     _add_grade(add("grade", _authors(_grade), "grade a folder of submissions (instructors)"))
+
+
+def _is_students() -> bool:
+    """Whether this is a student's tree; no course at all is for the command itself to report."""
+    try:
+        return load_course().edition == STUDENT
+    except (ValueError, OSError):
+        return False
 
 
 def _authors(work: Command) -> Command:
@@ -116,15 +127,31 @@ def _status(args: argparse.Namespace) -> int:
 def _hint(args: argparse.Namespace) -> int:
     from minivllm.course.hints import LEVELS, next_hint
 
-    hint = next_hint(load_course(), args.task, args.level)
-    more = "" if hint.level == len(LEVELS) else " (run it again for the next one)"
+    course = load_course()
+    task = args.task or _next_open(course)
+    if "." not in task:
+        raise ValueError(f"hints belong to tasks: try `hint {course.select(task)[0].id}`")
+    hint = next_hint(course, task, args.level)
+    last = args.level is not None or hint.level == len(LEVELS)
+    more = "" if last else " (run it again for the next one)"
     return _say([f"{hint.task}, hint {hint.level} of {len(LEVELS)}{more}", hint.text])
 
 
 def _try(args: argparse.Namespace) -> int:
     from minivllm.course.sandbox import run_sandbox
 
-    return run_sandbox(load_course(), args.chapter, args.impl, args.interactive)
+    course = load_course()
+    chapter = args.chapter or _next_open(course)
+    return run_sandbox(course, chapter, args.impl, args.interactive)
+
+
+def _next_open(course: Course) -> str:
+    from minivllm.course.status import next_open
+
+    task = next_open(course)
+    if task is None:
+        raise ValueError("all tasks pass: name the one you mean")
+    return task.id
 
 
 def _reset(args: argparse.Namespace) -> int:

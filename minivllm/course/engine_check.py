@@ -140,6 +140,11 @@ def deviation(actual: Trace, expected: Trace) -> str:
     return "" if actual.tokens == expected.tokens else f"other tokens{_texts(actual, expected)}"
 
 
+def opening(trace: Trace) -> str:
+    """The start of the first text that was written (of a stage: of the token ids)."""
+    return _short(trace.texts[0])
+
+
 def _texts(actual: Trace, expected: Trace) -> str:
     """The first prompt whose text changed, both ways."""
     for prompt, a, e in zip(actual.prompts, actual.texts, expected.texts):

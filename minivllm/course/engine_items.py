@@ -1,7 +1,8 @@
 """`--engine`: one more test a task, which runs the answer inside the program it was written for.
 
-Owns the pytest items: first each unit alone, then all that were right alone together. A seat `op:`
-or `part:` is in the engine; `stage:` in the latest stage that runs on the unit.
+Owns the pytest items: first each unit alone, with --chain then among the student's earlier units,
+at last all that were right together. A seat `op:` or `part:` is in the engine; `stage:` in the
+latest stage that runs on the unit.
 """
 
 from __future__ import annotations
@@ -46,10 +47,15 @@ class EngineRuns:
         self.model = model
         self.right: list[Task] = []
         self._expected: dict[str, Trace] = {}  # by program
+        self._faults: dict[tuple[str, str], str] = {}  # of an earlier task alone, by program
 
     def check_alone(self, task: Task) -> None:
         """Raise `Failed` unless the program writes the same with this unit in its seat."""
-        self._check([task], f"{', '.join(task.units)} in {_program_of(task)}")
+        what = f"{', '.join(task.units)} in {_program_of(task)}"
+        wrote = self._check([task], what)
+        if self.grading.chain:
+            wrote = self._check_chained(task, what) or wrote
+        self._say(task.id, _program_of(task), wrote)
         self.right.append(task)
 
     def check_together(self, tasks: list[Task]) -> None:
@@ -59,19 +65,53 @@ class EngineRuns:
             group = [task for task in right if _program_of(task) == program]
             if len(group) > 1:
                 names = ", ".join(dict.fromkeys(task.name for task in group))
-                self._check(group, f"{names} together in {program}")
+                wrote = self._check(group, f"{names} together in {program}")
+                self._say("all", program, wrote)
 
-    def _check(self, tasks: list[Task], what: str) -> None:
+    def _check_chained(self, task: Task, what: str) -> str:
+        """The same among the student's earlier units; blocked by the first that is wrong alone."""
+        program = _program_of(task)
+        earlier = [t for t in self.grading.done_before(task.chapter)[0] if _runs_in(t, program)]
+        if not earlier:
+            return ""
+        try:
+            return self._check([*earlier, task], f"{what}, with your earlier units", program)
+        except Failed as failed:
+            for other in earlier:
+                text = self._fault(other, program)
+                if text:
+                    raise Failed(BLOCKED, other.id, f"{other.id} in {program}: {text}") from None
+            raise failed
+
+    def _fault(self, task: Task, program: str) -> str:
+        """What is wrong with an earlier unit alone in `program`, in one line; empty if nothing."""
+        key = (program, task.id)
+        if key not in self._faults:
+            try:
+                self._check([task], task.name, program)
+                self._faults[key] = ""
+            except Failed as failed:
+                self._faults[key] = failed.text.rpartition("deviates: ")[2].partition("\n")[0]
+        return self._faults[key]
+
+    def _say(self, name: str, program: str, wrote: str) -> None:
+        what = "wrote" if program == "engine" else f"{program} wrote the tokens"
+        self.grading.engine_lines.append(
+            f"engine[{name}]  pass  {what}: {wrote} (as the reference)"
+        )
+
+    def _check(self, tasks: list[Task], what: str, program: str = "") -> str:
+        """The start of what was written. Raises `Failed` if it is not what the reference writes."""
         from minivllm.course import engine_check
         from minivllm.course.checks import labelled
 
         # Makes the usual remarks on a broken file or a forbidden name.
         for task in tasks:
             self.grading.check_for(task.id, what)
-        program = _program_of(tasks[0])
+        program = program or _program_of(tasks[0])
         units: dict[str, Any] = {}
         for task in tasks:
-            units |= self.grading.units(task.chapter).seated([task])
+            units |= _seated(self.grading, task, program)
         if program not in self._expected:
             self._expected[program] = engine_check.run_program(program, self.model, {})
         ids = ", ".join(task.id for task in tasks)
@@ -82,30 +122,47 @@ class EngineRuns:
         except BaseException as error:
             raise _failure(error, tasks, what) from None
         found = engine_check.deviation(actual, self._expected[program])
-        if found:
-            text = labelled("checked", f'{what}: model "{self.model}", greedy')
-            raise Failed(
-                WRONG, "engine", f"{text}\n{labelled('result', f'{ids} deviates: {found}')}"
-            )
+        if not found:
+            return engine_check.opening(actual)
+        text = labelled("checked", f'{what}: model "{self.model}", greedy')
+        text += f"\n{labelled('result', f'{ids} deviates: {found}')}"
+        raise Failed(WRONG, "engine", text)
 
 
 def engine_items(session: pytest.Session, grading: Grading, model: str) -> list[EngineItem]:
     """One item for each selected task, and one for all of them together."""
     tasks = [grading.course.task(task_id) for task_id in grading.selected]
     runs = EngineRuns(grading, model)
-    items = [
-        EngineItem.from_parent(session, name=f"engine[{task.id}]", tasks=[task], runs=runs)
-        for task in tasks
-    ]
+    items = [_item(session, f"engine[{task.id}]", tasks=[task], runs=runs) for task in tasks]
     if len(tasks) > 1:
-        items.append(EngineItem.from_parent(session, name="engine[all]", tasks=tasks, runs=runs))
+        items.append(_item(session, "engine[all]", tasks=tasks, runs=runs))
     return items
+
+
+def _item(session: pytest.Session, name: str, **kwargs: Any) -> EngineItem:
+    # The part before `::` is what pytest shows before the dots, as a file's name elsewhere.
+    return EngineItem.from_parent(session, name=name, nodeid=f"engine::{name}", **kwargs)
 
 
 def _program_of(task: Task) -> str:
     from minivllm.course.engine_check import program_of
 
     return program_of(task)
+
+
+def _runs_in(task: Task, program: str) -> bool:
+    """Whether a stage runs on the task's unit, or the engine has its seat."""
+    from minivllm.stages.build import USED
+
+    if program == "engine":
+        return not task.seat.startswith("stage:")
+    return task.name in USED[program]
+
+
+def _seated(grading: Grading, task: Task, program: str) -> dict[str, Any]:
+    """The unit by the name it has in `program`: a stage knows all by their own."""
+    bound = grading.units(task.chapter)
+    return bound.seated([task]) if program == "engine" else {task.name: bound.of(task).value}
 
 
 def _failure(error: BaseException, tasks: list[Task], what: str) -> Failed:

@@ -93,7 +93,11 @@ class _Scan:
             for task in self.chapter.tasks:
                 if task.id in self._tasks_at(line):
                     for name in used & set(task.forbidden):
-                        yield Violation(line, f"{name} does this task's work", (task.id,))
+                        # `.multinomial` of anything: say what it is here, `torch.multinomial`.
+                        plain = [n for n in used if n.endswith(name) and n[0] not in ".?"]
+                        shown = min(plain, default=name.lstrip("."))
+                        text = f"not allowed here: {shown} would do this task's work"
+                        yield Violation(line, text, (task.id,))
 
     def _names(self, node: ast.AST) -> set[str]:
         """Dotted names that `node` refers to; `.name` for an attribute of anything."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from minivllm.course.loading import LoadedFile
 from minivllm.course.results import TODO, WRONG, Failed, TaskResult, TestResult, summarize
 from minivllm.course.stubs import digest, read_text
-from minivllm.course.table import Course
+from minivllm.course.table import Course, Task
 
 if TYPE_CHECKING:
     from minivllm.course.binding import Units
@@ -42,6 +42,7 @@ class Grading:
     narrowed: bool = False  # single tests were picked: no task has all of its tests
     tests: list[TestResult] = field(default_factory=list)
     trails: dict[str, Trail] = field(default_factory=dict)
+    engine_lines: list[str] = field(default_factory=list)  # what each --engine run wrote
     _units: dict[str, Units] = field(default_factory=dict)
 
     def units(self, chapter: str) -> Units:
@@ -67,6 +68,25 @@ class Grading:
         bound = self.units(task.chapter)
         trail = self.trails.setdefault(task_id, Trail(task))
         return Check(task, bound.of(task), bound.before[task.chapter], trail, self.seed, what)
+
+    def done_before(self, chapter: str) -> tuple[list[Task], list[Task]]:
+        """Tasks of earlier chapters: those whose answer can run in the engine, and the others.
+
+        A class counts as done when all its tasks are. Nothing is tested here: done may be wrong.
+        """
+        done: list[Task] = []
+        undone: list[Task] = []
+        tasks = [t for t in self.course.tasks if t.chapter < chapter and t.device == "cpu"]
+        lacking = {(t.chapter, t.name) for t in tasks if not self._is_done(t)}
+        for task in tasks:
+            (undone if (task.chapter, task.name) in lacking else done).append(task)
+        return done, undone
+
+    def _is_done(self, task: Task) -> bool:
+        unit = self.units(task.chapter).of(task)
+        violations = unit.file.violations if unit.file else ()
+        refused = any(task.id in violation.tasks for violation in violations)
+        return unit.value is not None and not refused and not self._todo_line(task.id)
 
     def failed(self, task_id: str, test: str, error: Failed, hidden: bool = False) -> TestResult:
         """The result of a test that ended with `Failed`."""
@@ -115,7 +135,8 @@ class Grading:
         file: LoadedFile | None = (
             self.units(task_id.partition(".")[0]).of(self.course.task(task_id)).file
         )
-        lines = read_text(file.path).splitlines() if file else []
+        # Of a missing or unreadable file the remark on the file says enough.
+        lines = read_text(file.path).splitlines() if file and file.module else []
         marks = [n for n, line in enumerate(lines, 1) if f'NotImplementedError("{task_id}' in line]
         return marks[0] if marks else 0
 

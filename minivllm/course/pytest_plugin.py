@@ -32,9 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="whose answers: exercises (default), solutions, reference, or a folder or file",
     )
     group.addoption(
-        "--task", action="append", default=[], metavar="ID", help="only this task; repeatable"
+        "--task",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only this task or chapter; repeatable",
     )
-    group.addoption("--chain", action="store_true", help="earlier chapters from --impl as well")
+    group.addoption(
+        "--chain",
+        action="store_true",
+        help="earlier chapters from --impl as well; with --engine, in the engine too",
+    )
     group.addoption("--engine", action="store_true", help="also run the answers in the engine")
     group.addoption(
         "--engine-model", default="tiny", metavar="MODEL", help="for --engine (default: tiny)"
@@ -64,6 +72,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Start a grading when there is something to grade; add the engine's checks."""
     wanted = config.getoption("--task")
     if wanted:
+        wanted = _task_ids(wanted, items)
         left_out = [item for item in items if task_of(item) not in wanted]
         items[:] = [item for item in items if task_of(item) in wanted]
         config.hook.pytest_deselected(items=left_out)
@@ -92,6 +101,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
         model = config.getoption("--engine-model")
         items += engine_items(graded[0].session, config.stash[GRADING], model)
+
+
+def _task_ids(names: list[str], items: list[pytest.Item]) -> set[str]:
+    """The tasks that --task names, by themselves or by their chapter."""
+    from minivllm.course.table import load_course
+
+    start = next((Path(item.path).parent for item in items if task_of(item)), None)
+    try:
+        course = load_course(find_root(start))
+        return {task.id for name in names for task in course.select(name)}
+    except (ValueError, FileNotFoundError) as error:
+        raise pytest.UsageError(f"--task: {error}") from error
 
 
 def _selected(config: pytest.Config, tasks: Any, graded: list[Any], visible: set[str]) -> list[str]:
@@ -192,7 +213,23 @@ def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
     others = grading.impl if grading.chain else "the reference"
     head = f"course {grading.course.version}: grading {grading.impl}, "
     head += f"earlier chapters from {others}, seed {grading.seed}"
-    return [head, *(f"  {mark.path} ({mark.digest})" for mark in grading.files(chapters))]
+    lines = [head]
+    if grading.chain:
+        if config.getoption("--engine"):
+            lines += _stand_ins(grading, max(chapters))
+        chapters = [c.id for c in grading.course.chapters if c.id <= max(chapters)]
+    return [*lines, *(f"  {mark.path} ({mark.digest})" for mark in grading.files(chapters))]
+
+
+def _stand_ins(grading: Grading, chapter: str) -> list[str]:
+    """The earlier units that the engine has to run without, a line a chapter."""
+    undone: dict[str, list[str]] = {}
+    for task in grading.done_before(chapter)[1]:
+        undone.setdefault(task.chapter, []).append(task.id)
+    return [
+        f"  {chapter} is not done ({', '.join(ids)}): in the engine the reference stands in"
+        for chapter, ids in undone.items()
+    ]
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
@@ -203,7 +240,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     from minivllm.course.report import terminal_lines
 
     terminalreporter.section("minivllm course")
-    for line in terminal_lines(grading.course, grading.results()):
+    for line in [*terminal_lines(grading.course, grading.results()), *grading.engine_lines]:
         terminalreporter.line(line)
     if grading.narrowed:
         terminalreporter.line("only the tests you picked: run the whole file for the points")

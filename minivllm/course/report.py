@@ -38,10 +38,11 @@ def terminal_lines(course: Course, results: Sequence[TaskResult]) -> list[str]:
 def one_line(course: Course, result: TaskResult) -> str:
     """What a task's line says after its label."""
     if result.state == PASS:
-        return f"{len(result.tests)} tests"
+        return "1 test" if len(result.tests) == 1 else f"{len(result.tests)} tests"
     if result.state == WRONG:
         wrong = [test for test in result.tests if test.state == WRONG]
-        return f"{len(wrong)} of {len(result.tests)} tests, first: {wrong[0].test}"
+        fail = f"{len(wrong)} of {len(result.tests)} tests fail"
+        return f"{fail}, first: {wrong[0].test}" if len(result.tests) > 1 else wrong[0].test
     if result.state == TODO:
         line = next((test.line for test in result.tests if test.line), 0)
         file = course.chapter(result.id).file

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from minivllm.course.runner import run_tests
+from minivllm.course.results import PASS, UNAVAILABLE
+from minivllm.course.runner import ChildRun, run_tests
 from minivllm.course.stubs import is_edited
-from minivllm.course.table import Chapter, Course
+from minivllm.course.table import Chapter, Course, Task
 
 
 def status_lines(course: Course) -> list[str]:
@@ -35,6 +36,16 @@ def status_lines(course: Course) -> list[str]:
                 label = result["label"] if result else "todo"
                 following = f"next: {task.id} {', '.join(task.units)} ({label})"
     return [*lines, f"{earned}/{offered} points; {following or 'all done'}"]
+
+
+def next_open(course: Course) -> Task | None:
+    """The first task that does not pass yet; runs the tests of what has been edited, if any."""
+    edited = [chapter.id for chapter in course.chapters if is_edited(course, chapter)]
+    run = run_tests(course, edited) if edited else ChildRun()
+    settled = {
+        task["id"] for task in run.progress.get("tasks", []) if task["state"] in (PASS, UNAVAILABLE)
+    }
+    return next((task for task in course.tasks if task.id not in settled), None)
 
 
 def _bar(chapter: Chapter, tasks: dict[str, dict[str, Any]], width: int = 20) -> str:

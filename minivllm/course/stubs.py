@@ -139,7 +139,8 @@ def reset(course: Course, chapter: Chapter, history: StubHistory | None = None) 
     path = course.root / "exercises" / chapter.file
     messages = []
     if is_edited(course, chapter, history):
-        messages.append(f"your text is in {_relative(keep_backup(path))}")
+        backup = _relative(keep_backup(path))
+        messages.append(f"your text is in {backup}; to have it back: mv {backup} {_relative(path)}")
     write_text(path, cut_chapter(chapter, course).stub)
     return [*messages, f"{_relative(path)} is the stub again"]
 

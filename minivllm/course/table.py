@@ -117,6 +117,10 @@ class Course:
         known = ", ".join(task.id for task in self.tasks)
         raise ValueError(f"no task {task_id!r}; there are: {known}")
 
+    def select(self, name: str) -> tuple[Task, ...]:
+        """The task called `ch02.1`, or all tasks of the chapter `ch02`."""
+        return (self.task(name),) if "." in name else self.chapter(name).tasks
+
 
 def load_course(root: Path | None = None) -> Course:
     """Read and check the table; ValueError names the entry and what is wrong with it."""

@@ -11,22 +11,28 @@ import torch.nn.functional as F
 
 
 def _gather(
-    cache: torch.Tensor, block_tables: torch.Tensor, context_lens: torch.Tensor
-) -> list[torch.Tensor]:
-    """The tokens behind each row's table, each [Hkv, length, D]: views of one copy for all rows.
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    context_lens: torch.Tensor,
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Keys and values behind each row's table, each [Hkv, length, D]: views of one copy for all.
 
-    One index_select a layer, which copies whole blocks; indexing row by row costs four times that
-    in calls alone, and a padded copy up to twice the bytes where the lengths differ.
+    One index_select a layer and cache, which copies whole blocks; indexing row by row costs four
+    times that in calls alone, and a padded copy up to twice the bytes where the lengths differ.
     """
-    block_size = cache.shape[1]
+    block_size = k_cache.shape[1]
     needed = (context_lens + block_size - 1) // block_size  # [B]
     columns = torch.arange(block_tables.shape[1])
     blocks = block_tables[columns < needed[:, None]]  # the rows' blocks, one row after the other
-    tokens = cache.index_select(0, blocks).flatten(0, 1)  # [sum of needed * S, Hkv, D]
-    rows = tokens.split((needed * block_size).tolist())
+    sizes, lengths = (needed * block_size).tolist(), context_lens.tolist()
+    keys, values = (
+        cache.index_select(0, blocks).flatten(0, 1).split(sizes)  # [blocks * S, Hkv, D] a row
+        for cache in (k_cache, v_cache)
+    )
     return [
-        row[:length].transpose(0, 1)
-        for row, length in zip(rows, context_lens.tolist(), strict=True)
+        (k[:length].transpose(0, 1), v[:length].transpose(0, 1))
+        for k, v, length in zip(keys, values, lengths, strict=True)
     ]
 
 
@@ -42,10 +48,8 @@ def prefill_attention(
 ) -> torch.Tensor:
     """See `compose.compose_prefill_attention`. q: [T, Hq, D] -> [T, Hq, D]."""
     out = torch.empty_like(q)
-    keys = _gather(k_cache, block_tables, context_lens)
-    values = _gather(v_cache, block_tables, context_lens)
     bounds = cu_seqlens_q.tolist()
-    for row, (k, v) in enumerate(zip(keys, values, strict=True)):
+    for row, (k, v) in enumerate(_gather(k_cache, v_cache, block_tables, context_lens)):
         start, end, length = bounds[row], bounds[row + 1], k.shape[1]
         # torch's is_causal aligns its mask top left: right only where no context precedes q.
         whole = end - start == length
@@ -83,9 +87,7 @@ def paged_decode(
     out = torch.zeros_like(q)
     # [B, Hkv, G, D]: the query heads of one KV head are the rows of one small matrix product.
     grouped = (q * scale).view(rows, kv_heads, heads // kv_heads, head_dim)
-    keys = _gather(k_cache, block_tables, context_lens)
-    values = _gather(v_cache, block_tables, context_lens)
-    for row, (k, v) in enumerate(zip(keys, values, strict=True)):
+    for row, (k, v) in enumerate(_gather(k_cache, v_cache, block_tables, context_lens)):
         if k.shape[1] > 0:  # else a pad row, and its zeros are right
             scores = torch.bmm(grouped[row], k.transpose(1, 2)).float()  # [Hkv, G, length]
             attended = torch.bmm(scores.softmax(-1).to(q.dtype), v)  # [Hkv, G, D]

@@ -19,6 +19,7 @@ from minivllm.ops import (
     activations,
     attention,
     compose,
+    cpu_forms,
     kv,
     kv_fp8,
     linear,
@@ -70,6 +71,13 @@ class Fused:
 
 def _sdpa_forms() -> tuple[Fused, ...]:
     forms = [
+        Fused("rms_norm", cpu_forms.rms_norm, frozenset({"rms_norm"})),
+        Fused("add_rms_norm", cpu_forms.add_rms_norm, frozenset({"add_rms_norm"})),
+        Fused(
+            "qk_norm_rope_store",
+            cpu_forms.qk_norm_rope_store,
+            frozenset({"rms_norm", "apply_rope", "store_kv"}),
+        ),
         Fused("prefill_attention", sdpa.prefill_attention, frozenset({"attention"})),
         Fused("decode_attention", sdpa.paged_decode, frozenset({"paged_decode"})),
     ]

@@ -9,7 +9,7 @@ from pathlib import Path
 # without it, the tests are listed by their name as for the others.
 ELSEWHERE = {
     "k11": "a dying worker: there are no workers before tensor parallelism",
-    "k16": "CUDA graphs: CPU unit in tests/engine/test_decode_graphs.py, the rest needs a GPU",
+    "k16": "CUDA graphs: CPU unit in tests/engine/test_decode_graphs.py, replay in tests/gpu",
     "k41": "the command channel to workers: comes with tensor parallelism",
 }
 HERE = {

@@ -153,7 +153,7 @@ def test_forbidden_names_are_found_through_aliases(tmp_path, call):
     course = make_course(tmp_path)
     imports = "import torch\nimport torch as t\nfrom torch import mul\n"
     text = f"{imports}def scale(x, factor):\n    return {call}\n"
-    assert "does this task's work" in violations(course, text)[-1][1]
+    assert "would do this task's work" in violations(course, text)[-1][1]
 
 
 def test_what_students_usually_write_is_allowed(tmp_path):

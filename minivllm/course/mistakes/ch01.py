@@ -221,7 +221,7 @@ def prompt_only(
 @mistake(
     "ch01.1",
     "ids grown",
-    "it appends the new tokens to the caller's list.",
+    "it appends the new tokens to the caller's list. Copy it first: tokens = list(ids).",
 )
 def grows_ids(
     model: Callable[[torch.Tensor], torch.Tensor],
@@ -235,6 +235,107 @@ def grows_ids(
         if tokens[-1] in eos_ids:
             break
     return tokens[start:]
+
+
+@mistake(
+    "ch01.1",
+    "ids grown, nothing left",
+    "it appends to the caller's list: tokens and ids are the same list, so nothing lies behind "
+    "the prompt. Copy it first: tokens = list(ids).",
+)
+def grows_ids_empty(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    ids: list[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+) -> list[int]:
+    tokens = ids
+    for _ in range(max_new):
+        tokens.append(best(model, tokens))
+        if tokens[-1] in eos_ids:
+            break
+    return tokens[len(ids) :]
+
+
+@mistake(
+    "ch01.1",
+    "ids grown and returned",
+    "it appends to the caller's list and returns it, prompt and all. Copy it first, and return "
+    "only what is new.",
+)
+def grows_ids_whole(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    ids: list[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+) -> list[int]:
+    tokens = ids
+    for _ in range(max_new):
+        tokens.append(best(model, tokens))
+        if tokens[-1] in eos_ids:
+            break
+    return tokens
+
+
+@mistake(
+    "ch01.1",
+    "no batch axis",
+    "the model gets a list of tokens, [T]. It wants a batch of one: torch.tensor([tokens]), which "
+    "is [1, T].",
+)
+def no_batch_axis(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    ids: list[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+) -> list[int]:
+    tokens = list(ids)
+    for _ in range(max_new):
+        tokens.append(int(model(torch.tensor(tokens))[-1].argmax()))
+        if tokens[-1] in eos_ids:
+            break
+    return tokens[len(ids) :]
+
+
+@mistake(
+    "ch01.1",
+    "tensors in the list",
+    "the result is a list of tensors; a list of ints is asked for. int(...) or .item() makes one "
+    "of a tensor with a single number.",
+)
+def tensors_listed(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    ids: list[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+) -> list[int]:
+    tokens = list(ids)
+    for _ in range(max_new):
+        tokens.append(model(torch.tensor([[int(token) for token in tokens]]))[0, -1].argmax())
+        if tokens[-1] in eos_ids:
+            break
+    return tokens[len(ids) :]
+
+
+@mistake(
+    "ch01.1",
+    "last token from the start",
+    "it passes only the last token, of the prompt too. The model remembers nothing: it needs the "
+    "whole text at every call.",
+    engine_visible=True,
+)
+def last_token_always(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    ids: list[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+) -> list[int]:
+    tokens = list(ids)
+    for _ in range(max_new):
+        tokens.append(best(model, tokens[-1:]))
+        if tokens[-1] in eos_ids:
+            break
+    return tokens[len(ids) :]
 
 
 @mistake(
@@ -379,7 +480,8 @@ def temperature_last(
 ) -> torch.Tensor:
     x = cut_p(cut_k(scaled(logits, torch.ones_like(temperature)), top_k), top_p)
     probs = scaled(x, temperature).softmax(dim=-1)
-    return single(probs, logits, temperature, top_k, top_p)
+    warm = temperature.where(temperature < 1e-5, 1.0)
+    return single(probs, logits, warm, top_k, top_p)
 
 
 @mistake(
@@ -535,6 +637,87 @@ def drops_crossing(
 ) -> torch.Tensor:
     x = cut_k(scaled(logits, temperature), top_k)
     probs = cut_p(x, top_p, more=-1).softmax(dim=-1)
+    return single(probs, logits, temperature, top_k, top_p)
+
+
+@mistake(
+    "ch01.2",
+    "greedy only at exactly 0",
+    "only a temperature of exactly 0 is taken as greedy. Below 1e-5 is greedy too.",
+)
+def greedy_at_zero(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    warm = temperature.where(temperature == 0, temperature.clamp(min=1e-5))
+    x = logits.float() - logits.float().amax(dim=-1, keepdim=True)
+    x = x / temperature.where(temperature > 0, 1.0)[:, None]
+    probs = cut_p(cut_k(x, top_k), top_p).softmax(dim=-1)
+    return single(probs, logits, warm, top_k, top_p)
+
+
+@mistake(
+    "ch01.2",
+    "drops the crossing token, sum <= p",
+    "it keeps the tokens whose running sum is at most top_p. The one that crosses it must stay, "
+    "or the kept mass is less than top_p.",
+)
+def drops_crossing_by_place(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    x = cut_k(scaled(logits, temperature), top_k)
+    ranked, ids = x.sort(dim=-1, descending=True, stable=True)
+    cut = ranked.softmax(dim=-1).cumsum(dim=-1) > top_p[:, None]
+    cut[:, 0] = False
+    cut &= (top_p < 1)[:, None]
+    x = x.masked_fill(torch.zeros_like(cut).scatter(-1, ids, cut), -math.inf)
+    return single(x.softmax(dim=-1), logits, temperature, top_k, top_p)
+
+
+@mistake(
+    "ch01.2",
+    "drops the crossing token, keeps none",
+    "it keeps the tokens whose running sum is at most top_p. Where the best token alone is above "
+    "it, nothing is left and the row is NaN. The token that crosses top_p must stay.",
+)
+def keeps_none(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    x = cut_k(scaled(logits, temperature), top_k)
+    ranked, ids = x.sort(dim=-1, descending=True, stable=True)
+    cut = ranked.softmax(dim=-1).cumsum(dim=-1) > top_p[:, None]
+    cut &= (top_p < 1)[:, None]
+    x = x.masked_fill(torch.zeros_like(cut).scatter(-1, ids, cut), -math.inf)
+    return single(x.softmax(dim=-1), logits, temperature, top_k, torch.ones_like(top_p))
+
+
+@mistake(
+    "ch01.2",
+    "top-p of the model's own probabilities",
+    "it takes the sum for top-p from the softmax of the logits as they came, before temperature "
+    "and top-k. Scale first, cut by top-k, and take the sum of what is left.",
+)
+def p_of_unscaled(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    plain = scaled(logits, torch.ones_like(temperature))
+    kept = cut_k(plain, top_k).isfinite() & cut_p(plain, top_p).isfinite()
+    probs = scaled(logits, temperature).masked_fill(~kept, -math.inf).softmax(dim=-1)
+    warm = temperature.where(temperature < 1e-5, 1.0)
+    probs = single(probs, logits, warm, torch.zeros_like(top_k), top_p)
+    return torch.where((top_k == 1)[:, None], one_hot(logits), probs)
+
+
+@mistake(
+    "ch01.2",
+    "subtracted in bfloat16",
+    "a .float() is missing: the row's largest is subtracted in the dtype of the logits, and "
+    "bfloat16 has three digits. Upcast first.",
+)
+def subtracted_in_half(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    x = (logits - logits.amax(dim=-1, keepdim=True)) / temperature.clamp(min=1e-5)[:, None]
+    probs = cut_p(cut_k(x, top_k), top_p).softmax(dim=-1)
     return single(probs, logits, temperature, top_k, top_p)
 
 
@@ -804,6 +987,59 @@ def clamped_end(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     running = probs.double().cumsum(dim=-1)
     token = (running <= u[:, None] * running[:, -1:]).sum(dim=-1)
     return token.clamp(max=probs.shape[-1] - 1)
+
+
+@mistake(
+    "ch01.3",
+    "first id at u = 1",
+    "argmax of a row in which nothing is true is 0: at u = 1 no running sum exceeds u, and the "
+    "first id comes out. The last token that can be drawn is meant.",
+)
+def zero_at_one(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    running = probs.double().cumsum(dim=-1)
+    return (running > u[:, None] * running[:, -1:]).int().argmax(dim=-1)
+
+
+@mistake(
+    "ch01.3",
+    "first id beyond the sum",
+    "argmax of a row in which nothing is true is 0: where u is beyond the row's sum, the first id "
+    "comes out. u means that part of the sum, and at u = 1 the last token that can be drawn.",
+)
+def zero_beyond(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    return (probs.double().cumsum(dim=-1) > u[:, None]).int().argmax(dim=-1)
+
+
+@mistake(
+    "ch01.3",
+    "runs off the end, sum taken as 1",
+    "it compares u with the running sums as they are, and where u is beyond them the result is V, "
+    "which is no token. u means that part of the row's sum.",
+)
+def runs_off_plain(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    return (probs.double().cumsum(dim=-1) <= u[:, None]).sum(dim=-1)
+
+
+@mistake(
+    "ch01.3",
+    "clamped to the last id, sum taken as 1",
+    "it compares u with the running sums as they are, and where u is beyond them it gives the "
+    "last id, even one of probability 0. u means that part of the row's sum.",
+)
+def clamped_plain(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    token = (probs.double().cumsum(dim=-1) <= u[:, None]).sum(dim=-1)
+    return token.clamp(max=probs.shape[-1] - 1)
+
+
+@mistake(
+    "ch01.3",
+    "reaches in place of exceeds, by argmax",
+    "it takes the token at which the running sum reaches u (>=), of the sums as they are. An edge "
+    "goes to the token before it, u = 0 gives a token of probability 0, and where u is beyond "
+    "the sum, argmax gives id 0.",
+)
+def reaches_plain(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    return (probs.double().cumsum(dim=-1) >= u[:, None]).int().argmax(dim=-1)
 
 
 @mistake(

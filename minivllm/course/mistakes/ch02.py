@@ -28,6 +28,17 @@ def eps_outside(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @mistake(
     "ch02.1",
+    "eps added to the factor",
+    "eps is added after the reciprocal root, where it does next to nothing: a row of zeros gives "
+    "NaN. It belongs under the root, to the mean square.",
+)
+def eps_after(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x32 = x.float()
+    return (x32 * (torch.rsqrt(x32.pow(2).mean(-1, keepdim=True)) + eps)).to(x.dtype) * weight
+
+
+@mistake(
+    "ch02.1",
     "mean subtracted",
     "that is LayerNorm. RMSNorm only rescales: it subtracts no mean.",
     engine_visible=True,

@@ -278,6 +278,20 @@ def stays_float32(
 
 @mistake(
     "ch03.2",
+    "multiplied in half precision",
+    "cos and sin are cast to x.dtype, so products and sums are rounded to 16 bits. Where the two "
+    "products all but cancel, little is left that is right. Multiply in float32, then cast.",
+)
+def half_products(
+    x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+) -> torch.Tensor:
+    c, s = (table[positions].unsqueeze(1).to(x.dtype) for table in (cos, sin))
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * c - b * s, b * c + a * s), dim=-1)
+
+
+@mistake(
+    "ch03.2",
     "half the head",
     "only the first half of each head is rotated (as models with partial rotary do); here all D "
     "numbers take part.",

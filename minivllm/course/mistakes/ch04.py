@@ -127,6 +127,16 @@ def finite_mask(q: Tensor, k: Tensor, v: Tensor, scale: float, q_start: int) -> 
 
 @mistake(
     "ch04.1",
+    "finite mask, larger",
+    "masked scores are set to -10000: where all the others are below that, the future wins. Minus "
+    "infinity is below every score.",
+)
+def larger_finite_mask(q: Tensor, k: Tensor, v: Tensor, scale: float, q_start: int) -> Tensor:
+    return _attend(q, k, v, scale, _future(q, k, q_start), masked=-10000.0).to(q.dtype)
+
+
+@mistake(
+    "ch04.1",
     "mask after softmax",
     "the softmax shares out to the future too, and those shares are then dropped: the rest no "
     "longer sums to one. Mask the scores, before the softmax.",
