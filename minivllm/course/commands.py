@@ -46,7 +46,7 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
 
     def add(name: str, work: Command, text: str) -> argparse.ArgumentParser:
         # A command without `help` still works, and is not in the list.
-        shown = {} if text.endswith(hidden or "\0") else {"help": text}
+        shown: dict[str, Any] = {} if text.endswith(hidden or "\0") else {"help": text}
         sub = commands.add_parser(name, description=text, **shown)
         sub.set_defaults(run=work)
         return sub

@@ -108,8 +108,10 @@ def _gap(source: Source, task: Task, unit: str, contract: str) -> list[str]:
     # torch's private forms are refused too, and nobody needs to be told of them.
     names = ", ".join(name.lstrip(".") for name in task.forbidden if "._" not in name)
     if names:
-        fill = {"break_long_words": False, "break_on_hyphens": False}
-        text += "\n\n" + textwrap.fill(f"Not allowed: {names}.", 100 - len(indent), **fill)
+        wrapper = textwrap.TextWrapper(
+            100 - len(indent), break_long_words=False, break_on_hyphens=False
+        )
+        text += "\n\n" + wrapper.fill(f"Not allowed: {names}.")
     if unit == task.units[0]:
         text += f"\n\nExample:\n{textwrap.indent(task.example, '    ')}"
     lines = source.signature(node)
