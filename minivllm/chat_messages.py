@@ -1,7 +1,7 @@
 """What may stand in a conversation: the checks on messages and tools that users pass in.
 
 Owns the copy of user data to plain JSON types and the errors that name a bad message by its index.
-Never renders anything; `chat_template.py` does, on what this module returns. Serves chapter 02.
+Never renders anything; `chat_template.py` does, on what this module returns. Serves chapter 00.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns everything Jinja: finding a model's templates on disk, the sandbox they run in, and the trick
 that leaves a final message open. A template is code written by whoever
 published the checkpoint, so it runs sandboxed and sees plain JSON data only. Never tokenizes and
-knows no vocabulary; `tokenizer.py` does that. Serves chapter 02 (text in, text out).
+knows no vocabulary; `tokenizer.py` does that. Serves chapter 00 (text in, text out).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns the question "which text is final yet?": a character may be spread over several tokens, so a
 piece goes out only once no later token can alter it. The pieces together are exactly what
 `tokenizer.decode` gives for all ids at once. Never decodes the history again (each id costs O(1)),
-never looks at stop strings, never encodes. Serves chapter 02 (text in, text out).
+never looks at stop strings, never encodes. Serves chapter 00 (text in, text out).
 """
 
 from __future__ import annotations

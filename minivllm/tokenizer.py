@@ -3,7 +3,7 @@
 Owns the tokenizer of one model directory: tokenizer.json, the special tokens that
 tokenizer_config.json names, the rule that a prompt begins with exactly one BOS. Chat templates are
 rendered in `chat_template.py`, streams of tokens turned to text in `detokenizer.py`. Never imports
-torch, and transformers only for a directory without tokenizer.json. Serves chapter 02.
+torch, and transformers only for a directory without tokenizer.json. Serves chapter 00.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """silu(gate) * up in Triton.
 
 Owns the kernel of `ops/activations.py`: two reads and one write, where torch's three operations
-read or write nine times. Lesson 12.
+read or write nine times. Lesson 13.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The list of Triton forms for `ops/table.py`: which entry each one fills, and what it replaces.
 
 Owns the list alone. Import it late, where the backend is chosen: it imports triton, and that takes
-TRITON_INTERPRET as it then stands. Lesson 12.
+TRITON_INTERPRET as it then stands. Lesson 13.
 """
 
 from __future__ import annotations

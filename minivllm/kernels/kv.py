@@ -1,7 +1,7 @@
 """Writing keys and values into the paged cache, in Triton: one program a token and KV head.
 
 Owns the kernel of `ops/kv.py`, and the 8-bit store of `ops/kv_fp8.py` that the other kernels share.
-Lesson 12.
+Lesson 13.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RMSNorm, alone and fused with the residual add, in Triton: one program a row.
 
 Owns the kernels of `ops/norms.py`. A row is read once and stays in registers between the sum of
-squares and the scaling, where the torch form passes over it five times. Lesson 12.
+squares and the scaling, where the torch form passes over it five times. Lesson 13.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns the fused form of `ops.compose.compose_qk_norm_rope_store`: one program takes a token's KV
 head together with the query heads that read it. Unfused, q and k make three round trips through
-memory, in six launches or more. Lesson 12.
+memory, in six launches or more. Lesson 13.
 """
 
 from __future__ import annotations

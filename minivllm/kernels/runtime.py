@@ -1,7 +1,7 @@
 """What every kernel's host side needs: a check of where it runs, and the sizes of tiles.
 
 Owns the one clear message for a kernel without a GPU. Never launches anything. A machine without
-a card can run every kernel in Triton's interpreter, slowly: TRITON_INTERPRET=1. Lesson 12.
+a card can run every kernel in Triton's interpreter, slowly: TRITON_INTERPRET=1. Lesson 13.
 """
 
 from __future__ import annotations

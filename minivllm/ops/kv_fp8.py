@@ -2,7 +2,7 @@
 
 Owns the arithmetic of `kv_cache_dtype="fp8"`: half the bytes of bfloat16, paid for with 4 bits of
 mantissa instead of 8. The forms here are the specification of the kernels' 8-bit paths, on any
-device. Never used unless asked for: it changes results. Lesson 17.
+device. Never used unless asked for: it changes results. Lesson 16.
 """
 
 from __future__ import annotations
