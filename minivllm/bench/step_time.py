@@ -108,7 +108,7 @@ def decode_seconds(llm: LLM, contexts: Sequence[int], calls: int = 12) -> float:
 def _step_call(runner: Any, plan: StepPlan, slots: list[int]) -> Callable[[], object]:
     blocks = [row.block_table[-1] for row in plan.rows]
     if runner.graphs is not None:
-        return partial(runner.graphs.replay, slots, blocks)
+        return partial(runner.graphs.decode.replay, slots, blocks)
     return partial(
         decode_step,
         runner.model,

@@ -25,6 +25,7 @@ from minivllm.models.decoder import CausalLM
 from minivllm.models.loader import load_model
 from minivllm.ops.table import (
     CAPTURABLE,
+    CAPTURABLE_PREFILL,
     UNITS,
     Ops,
     Part,
@@ -37,7 +38,7 @@ from minivllm.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Graph captures besides their logits; 36 buckets of a 28-layer model take about half of it.
+# Graphs besides their tensors; 35 decode buckets of a 28-layer model take about a third of it.
 GRAPH_BYTES = 512 * 2**20
 
 
@@ -81,15 +82,19 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
         load_format=config.load_format,
         seed=config.seed,
     )
-    runner = build_runner(config, model, ops, dtype, device)
     in_step = device.type == "cpu" or bool(given)  # a user's part may look at what a step computed
-    if device.type == "cuda" and backend in CAPTURABLE and not (config.enforce_eager or given):
-        graphs = runner.capture_graphs()
+    captured = (
+        device.type == "cuda" and backend in CAPTURABLE and not (config.enforce_eager or given)
+    )
+    runner = build_runner(config, model, ops, dtype, device, captured)
+    if captured:
+        of_prefill = config.max_num_batched_tokens if backend in CAPTURABLE_PREFILL else None
+        graphs = runner.capture_graphs(of_prefill)
         logger.info(
-            "captured %d decode graphs in %.1f s, %.0f MiB",
-            len(graphs.buckets),
-            graphs.capture_seconds,
-            graphs.capture_bytes / 2**20,
+            "captured %d graphs in %.1f s, %.0f MiB",
+            graphs.count,
+            graphs.seconds,
+            graphs.num_bytes / 2**20,
         )
     eos_ids = set(model_config.eos_token_ids)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
@@ -107,7 +112,12 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
 
 
 def build_runner(
-    config: EngineConfig, model: CausalLM, ops: Ops, dtype: torch.dtype, device: torch.device
+    config: EngineConfig,
+    model: CausalLM,
+    ops: Ops,
+    dtype: torch.dtype,
+    device: torch.device,
+    captured: bool,
 ) -> ModelRunner:
     """The runner with its KV pool, sized by what is left once weights and a step have theirs."""
     assert config.max_model_len is not None
@@ -129,7 +139,9 @@ def build_runner(
     if device.type == "cpu":
         return make(kv_pool.num_blocks(config, model.config, kv_dtype, kv_pool.cpu_room()))
     logits_bytes = config.max_num_seqs * model.config.vocab_size * dtype.itemsize
-    reserved = activation_bytes(make, config) + logits_bytes + GRAPH_BYTES
+    reserved = activation_bytes(make, config)
+    if captured:  # a step's own memory once more: the graphs keep theirs
+        reserved += reserved + logits_bytes + GRAPH_BYTES
     room = kv_pool.gpu_room(config, device, reserved)
     return make(kv_pool.num_blocks(config, model.config, kv_dtype, room))
 

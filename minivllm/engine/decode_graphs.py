@@ -1,30 +1,25 @@
-"""Decode steps as CUDA graphs: one launch a step instead of some three hundred.
+"""Decode steps as CUDA graphs, from slot numbers to sampled tokens.
 
-Owns the buckets, the captured graphs and the tensors they were captured on. Never decides what
-runs: it replays what `decode_step` did when it was captured, on other slot numbers. Lesson 15.
-
-| rule | because |
-|---|---|
-| inputs are written into the captured tensors, never rebound | a graph replays addresses |
-| a batch is padded up to its bucket with the pad slot | a graph has one shape |
-| largest bucket first, all in one memory pool | the small ones fit into its freed space |
+Owns the buckets of batch sizes, the graphs and the tensors they were captured on. Never decides
+what runs: it replays what `decode_step` did when it was captured, on other slot numbers. Pads are
+rows of the pad slot: they store nothing, read nothing and stay where they are. Lesson 15.
 """
 
 from __future__ import annotations
 
-import time
-from bisect import bisect_left
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
+from minivllm.engine.graphs import Pool, capture, pick_bucket
 from minivllm.engine.pinned import PinnedRing
 
 # (slots [B], blocks [B], logits out [B, V]) -> sampled ids [B]
 Decode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def graph_buckets(max_num_seqs: int) -> list[int]:
+def decode_buckets(max_num_seqs: int) -> list[int]:
     """Batch sizes to capture, ascending; the last is `max_num_seqs`, so every size has one.
 
     Powers of two, then steps of 8 to 256 and of 32 beyond: padding costs at most the attention of
@@ -32,11 +27,6 @@ def graph_buckets(max_num_seqs: int) -> list[int]:
     """
     sizes = [1, 2, 4, *range(8, 257, 8), *range(288, max_num_seqs + 1, 32)]
     return [*(size for size in sizes if size < max_num_seqs), max_num_seqs]
-
-
-def pick_bucket(buckets: list[int], rows: int) -> int:
-    """The smallest bucket that holds `rows` rows."""
-    return buckets[bisect_left(buckets, rows)]
 
 
 class DecodeGraphs:
@@ -52,7 +42,7 @@ class DecodeGraphs:
         pad_slot: int,
         device: torch.device,
     ) -> None:
-        self.buckets = graph_buckets(max_num_seqs)
+        self.buckets = decode_buckets(max_num_seqs)
         self._decode = decode
         self._pad = (pad_slot, 0)
         # Slot and block side by side: one copy a step brings both.
@@ -62,27 +52,15 @@ class DecodeGraphs:
         # One buffer for all: an output of each graph's own would keep V x sum of buckets alive.
         self.logits = torch.empty(max_num_seqs, vocab_size, dtype=dtype, device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        self.capture_seconds = 0.0
-        self.capture_bytes = 0
 
-    def capture(self) -> None:
+    def capture(self, pool: Pool | None) -> Pool | None:
         """Record every bucket. All rows are pads: nothing is stored, no sequence is touched."""
-        started, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
-        pool = None
         for bucket in reversed(self.buckets):
             slots, blocks = self._inputs[:bucket].unbind(1)
-            logits = self.logits[:bucket]
-            # Outside the graph first: kernels are compiled and libraries set up by a first call.
-            self._decode(slots, blocks, logits)
-            torch.cuda.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
-                sampled = self._decode(slots, blocks, logits)
-            pool = pool or graph.pool()
+            step = partial(self._decode, slots, blocks, self.logits[:bucket])
+            graph, sampled, pool = capture(step, pool)
             self._graphs[bucket] = (graph, sampled)
-        torch.cuda.synchronize()
-        self.capture_seconds = time.perf_counter() - started
-        self.capture_bytes = max(free - torch.cuda.mem_get_info()[0], 0)
+        return pool
 
     def replay(self, slots: list[int], blocks: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a batch -> sampled ids [B], logits [B, V]; the next replay overwrites both."""

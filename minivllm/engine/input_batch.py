@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,8 @@ import torch
 from minivllm.engine.step_plan import ScheduledRow
 from minivllm.ops.attention_batch import AttentionBatch
 from minivllm.ops.kv import slots_of
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,33 +30,57 @@ class InputBatch:
     last_rows: list[int]  # index into T of each row's last token
 
 
-def build_inputs(rows: Sequence[ScheduledRow], block_size: int, device: torch.device) -> InputBatch:
-    """Pack the rows, in their order, without padding between them."""
-    ids: list[int] = []
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """The same on the host: rows in their order, without padding between them."""
+
+    ids: Numbers  # [T]
+    positions: Numbers  # [T]
+    slots: Numbers  # [T]
+    ends: Numbers  # [B]
+    bounds: Numbers  # [B + 1]
+    tables: npt.NDArray[np.int32]  # [B, M], -1 pads
+
+    @property
+    def last_rows(self) -> list[int]:
+        """Index into T of each row's last token."""
+        last: list[int] = (self.bounds[1:] - 1).tolist()
+        return last
+
+    def to(self, device: torch.device) -> InputBatch:
+        """Copied to the device, tensor by tensor."""
+        batch = AttentionBatch(
+            positions=torch.from_numpy(self.positions).to(device),
+            slot_mapping=torch.from_numpy(self.slots).to(device),
+            block_tables=torch.from_numpy(self.tables).to(device),
+            context_lens=torch.from_numpy(self.ends.astype(np.int32)).to(device),
+            cu_seqlens_q=torch.from_numpy(self.bounds.astype(np.int32)).to(device),
+            max_seqlen_q=int(np.diff(self.bounds).max()),
+            num_decode=0,
+        )
+        return InputBatch(torch.from_numpy(self.ids).to(device), batch, self.last_rows)
+
+
+def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> PackedRows:
+    """The numbers of prefill rows, one after the other."""
     for row in rows:
         assert len(row.token_ids) == row.num_tokens, "a prompt's tokens are all known"
-        ids.extend(row.token_ids)
-    positions = np.concatenate([np.arange(row.start, row.end) for row in rows])
-    slots = np.concatenate(
-        [slots_of(row.block_table, row.start, row.end, block_size) for row in rows]
-    )
     width = max(len(row.block_table) for row in rows)
     tables: npt.NDArray[np.int32] = np.full((len(rows), width), -1, dtype=np.int32)
     for index, row in enumerate(rows):
         tables[index, : len(row.block_table)] = row.block_table
-    lengths = [row.num_tokens for row in rows]
-    bounds = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
-
-    def tensor(values: list[int], dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor(values, dtype=dtype, device=device)
-
-    batch = AttentionBatch(
-        positions=torch.from_numpy(positions).to(device),
-        slot_mapping=torch.from_numpy(slots).to(device),
-        block_tables=torch.from_numpy(tables).to(device),
-        context_lens=tensor([row.end for row in rows], torch.int32),
-        cu_seqlens_q=torch.from_numpy(bounds).to(device),
-        max_seqlen_q=max(lengths),
-        num_decode=0,
+    return PackedRows(
+        ids=np.concatenate([np.array(row.token_ids, dtype=np.int64) for row in rows]),
+        positions=np.concatenate([np.arange(row.start, row.end) for row in rows]),
+        slots=np.concatenate(
+            [slots_of(row.block_table, row.start, row.end, block_size) for row in rows]
+        ),
+        ends=np.array([row.end for row in rows], dtype=np.int64),
+        bounds=np.concatenate(([0], np.cumsum([row.num_tokens for row in rows]))),
+        tables=tables,
     )
-    return InputBatch(tensor(ids, torch.int64), batch, [int(end) - 1 for end in bounds[1:]])
+
+
+def build_inputs(rows: Sequence[ScheduledRow], block_size: int, device: torch.device) -> InputBatch:
+    """Pack the rows and copy them to the device."""
+    return pack_rows(rows, block_size).to(device)

@@ -18,11 +18,14 @@ import torch
 from minivllm.engine.decode_graphs import DecodeGraphs
 from minivllm.engine.decode_step import decode_step
 from minivllm.engine.device_state import DeviceState
-from minivllm.engine.input_batch import InputBatch, build_inputs
+from minivllm.engine.input_batch import pack_rows
 from minivllm.engine.pinned import OnItsWay, start_copy_to_host
+from minivllm.engine.prefill_graphs import PrefillGraphs
 from minivllm.engine.row_logprobs import PendingLogprobs, start_logprobs
+from minivllm.engine.step_graphs import StepGraphs, capture_all
 from minivllm.engine.step_plan import ScheduledRow, StepPlan, StepResult
 from minivllm.models.decoder import CausalLM
+from minivllm.ops.attention_batch import AttentionBatch
 from minivllm.ops.sampling import SamplingBatch
 from minivllm.ops.table import Ops
 
@@ -65,7 +68,7 @@ class ModelRunner:
         self.kv_scales = kv_scales  # [L, 2, N, S, Hkv] float32, of an 8-bit cache
         self.num_blocks, self.block_size = kv_cache.shape[2], kv_cache.shape[3]
         self.device = device
-        self.graphs: DecodeGraphs | None = None  # see capture_graphs
+        self.graphs: StepGraphs | None = None  # see capture_graphs
         self.state = DeviceState(max_num_seqs, -(-max_model_len // self.block_size), device)
 
     @property
@@ -103,27 +106,43 @@ class ModelRunner:
         return result
 
     @torch.inference_mode()
-    def capture_graphs(self) -> DecodeGraphs:
-        """Record decode for every batch size; from here on `launch` replays it."""
-        weight = self.model.model.embed_tokens.weight
+    def capture_graphs(self, max_tokens: int | None) -> StepGraphs:
+        """Record both kinds of launch; from here on `launch` replays them.
+
+        max_tokens: of a prefill launch; None where the backend's prefill cannot be captured.
+        """
+        weight, state = self.model.model.embed_tokens.weight, self.state
+        width = state.block_table.shape[1]
 
         def decode(
             slots: torch.Tensor, blocks: torch.Tensor, logits_out: torch.Tensor
         ) -> torch.Tensor:
-            width = self.state.block_table.shape[1]
             return self._decode_step(slots, blocks, width, (False, True), logits_out)[0]
 
-        graphs = DecodeGraphs(
+        def prefill(ids: torch.Tensor, batch: AttentionBatch, out: torch.Tensor) -> None:
+            out.copy_(self.model(ids, batch, self.kv_cache, self.kv_scales))
+
+        decode_graphs = DecodeGraphs(
             decode,
-            max_num_seqs=self.state.num_slots,
+            max_num_seqs=state.num_slots,
             vocab_size=weight.shape[0],
             dtype=weight.dtype,
-            pad_slot=self.state.pad_slot,
+            pad_slot=state.pad_slot,
             device=self.device,
         )
-        graphs.capture()
-        self.graphs = graphs
-        return graphs
+        prefill_graphs = None
+        if max_tokens is not None:
+            prefill_graphs = PrefillGraphs(
+                prefill,
+                max_tokens=max_tokens,
+                max_rows=state.num_slots,
+                table_width=width,
+                hidden_size=weight.shape[1],
+                dtype=weight.dtype,
+                device=self.device,
+            )
+        self.graphs = capture_all(decode_graphs, prefill_graphs)
+        return self.graphs
 
     def _decode_step(
         self,
@@ -153,7 +172,7 @@ class ModelRunner:
         rows, slots = [rows[i] for i in order], [slots[i] for i in order]
         blocks = [row.block_table[row.start // self.block_size] for row in rows]
         if self.graphs is not None:
-            tokens, logits = self.graphs.replay(slots, blocks)
+            tokens, logits = self.graphs.decode.replay(slots, blocks)
         else:
             tokens, logits = self._decode_step(
                 torch.tensor(slots, device=self.device),
@@ -175,17 +194,24 @@ class ModelRunner:
     ) -> None:
         """Launch the prefill rows: chunks of prompts; those that reach the end sample a token."""
         first, rows = plan.num_decode, plan.rows[plan.num_decode :]
-        inputs = build_inputs(rows, self.block_size, self.device)
-        hidden = self.model(inputs.ids, inputs.batch, self.kv_cache, self.kv_scales)  # [T, H]
+        packed = pack_rows(rows, self.block_size)
+        last_rows = packed.last_rows
+        graphs = None if self.graphs is None else self.graphs.prefill
+        if graphs is not None and graphs.fits(packed):
+            hidden = graphs.replay(packed)  # [T, H]
+        else:
+            inputs = packed.to(self.device)
+            hidden = self.model(inputs.ids, inputs.batch, self.kv_cache, self.kv_scales)
         for index, row in enumerate(rows):
             if row.prompt_logprobs is not None:
-                prompt_logprobs[first + index] = self._prompt_logprobs(row, index, inputs, hidden)
+                pending = self._prompt_logprobs(row, last_rows[index], hidden)
+                prompt_logprobs[first + index] = pending
         ends = [(i, row.sampling) for i, row in enumerate(rows) if row.sampling is not None]
         if not ends:
             return
         # Only each sequence's last token is scored: the head is the largest matrix of a small
         # model, and over a whole prompt it would cost more than all layers together.
-        logits = self.model.logits(hidden[[inputs.last_rows[i] for i, _ in ends]])  # [R, V]
+        logits = self.model.logits(hidden[[last_rows[i] for i, _ in ends]])  # [R, V]
         samplings = [sampling for _, sampling in ends]
         tokens = self.ops.sample(logits, SamplingBatch.from_rows(samplings, self.device))
         self.state.last_token[[slots[first + i] for i, _ in ends]] = tokens
@@ -195,12 +221,12 @@ class ModelRunner:
         sampled.append(Sampled(ends_at, start_copy_to_host(tokens), pending))
 
     def _prompt_logprobs(
-        self, row: ScheduledRow, index: int, inputs: InputBatch, hidden: torch.Tensor
+        self, row: ScheduledRow, last_row: int, hidden: torch.Tensor
     ) -> PendingLogprobs:
         """Log-probabilities of the prompt tokens that follow this chunk's."""
         asked = row.prompt_logprobs
         assert asked is not None
-        start = inputs.last_rows[index] - row.num_tokens + 1
+        start = last_row - row.num_tokens + 1
         logits = self.model.logits(hidden[start : start + len(asked.targets)])
         targets = torch.tensor(asked.targets, device=self.device)
         return start_logprobs(logits, targets, [asked.count] * len(asked.targets))

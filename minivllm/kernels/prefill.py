@@ -18,6 +18,24 @@ from minivllm.kernels.tiles import Tile, padded_dim, select_tile
 
 
 @triton.jit
+def _row_of(p_bounds, tile, num_rows, BLOCK_M: tl.constexpr):
+    """The row whose tokens a tile holds, by halving; the last row for tiles behind all tokens.
+
+    Row r's tiles begin at number bounds[r] // BLOCK_M + r, which leaves room for a broken tile in
+    every row: the grid then depends on the numbers of tokens and rows alone, as a captured graph
+    needs it, and no list of tiles has to be sent (vLLM's unified attention numbers them so too).
+    """
+    low, high = 0, num_rows
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(p_bounds + middle) // BLOCK_M + middle <= tile:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit(do_not_specialize=["num_rows"])
 def _prefill_kernel(
     p_q,
     p_k,
@@ -28,6 +46,7 @@ def _prefill_kernel(
     p_lens,
     p_bounds,
     p_out,
+    num_rows,
     stride_q,
     stride_table,
     scale,
@@ -44,11 +63,12 @@ def _prefill_kernel(
     """out[t, h] = softmax(q[t, h] k^T scale) v over tokens 0..position[t] of t's sequence"""
     begin(PDL)
     q_head = tl.program_id(1)
-    row = tl.program_id(2).to(tl.int64)
+    row = _row_of(p_bounds, tl.program_id(0), num_rows, BLOCK_M).to(tl.int64)
     first_token = tl.load(p_bounds + row)
     num_queries = tl.load(p_bounds + row + 1) - first_token
     # Last tile first: it has the most tokens to look at, and should not start when others end.
-    tile = tl.cdiv(num_queries, BLOCK_M) - 1 - tl.program_id(0)
+    number = tl.program_id(0) - (first_token // BLOCK_M + row).to(tl.int32)
+    tile = tl.cdiv(num_queries, BLOCK_M) - 1 - number
     if tile < 0:
         return
     length = tl.load(p_lens + row)
@@ -109,15 +129,14 @@ def prefill_attention(
 ) -> torch.Tensor:
     """See `ops.compose.compose_prefill_attention`. q: [T, Hq, D] -> [T, Hq, D].
 
+    max_seqlen_q is of no use here: tiles are numbered through all rows, see `_row_of`.
     k_scale, v_scale: [N, S, Hkv] float32, for a float8_e4m3fn cache.
     """
     tile = select_tile(
         "prefill", capability(q.device), q.shape[2], q.element_size(), k_cache.element_size()
     )
     caches = (k_cache, v_cache, k_scale, v_scale)
-    return launch_prefill(
-        q, caches, block_tables, context_lens, cu_seqlens_q, max_seqlen_q, scale, tile
-    )
+    return launch_prefill(q, caches, block_tables, context_lens, cu_seqlens_q, scale, tile)
 
 
 def launch_prefill(
@@ -126,7 +145,6 @@ def launch_prefill(
     block_tables: torch.Tensor,
     context_lens: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
-    max_seqlen_q: int,
     scale: float,
     tile: Tile,
 ) -> torch.Tensor:
@@ -137,13 +155,14 @@ def launch_prefill(
     heads, dim = q.shape[1:]
     block_size, kv_heads = k_cache.shape[1:3]
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    grid = (triton.cdiv(max_seqlen_q, tile.block_m), heads, context_lens.shape[0])
-    pdl = overlaps(q.device, len(q))
-    if not (grid[0] and grid[2]):
+    tokens, rows = q.shape[0], context_lens.shape[0]
+    if not (tokens and rows):
         return out
+    grid = (tokens // tile.block_m + rows, heads)
+    pdl = overlaps(q.device, tokens)
     _prefill_kernel[grid](
         q, k_cache, v_cache, k_scale, v_scale, block_tables, context_lens, cu_seqlens_q, out,
-        q.stride(0), block_tables.stride(0), scale * math.log2(math.e),
+        rows, q.stride(0), block_tables.stride(0), scale * math.log2(math.e),
         kv_heads, heads // kv_heads, dim, block_size,
         tile.block_m, tile.block_n, padded_dim(dim), k_scale is not None, pdl,
         num_warps=tile.num_warps, num_stages=tile.num_stages, launch_pdl=pdl,

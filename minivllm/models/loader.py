@@ -58,7 +58,12 @@ def load_model(
     # Built without storage, then allocated once at its place: no second copy, no wasted init.
     with torch.device("meta"):
         model = CausalLM(config, ops, max_position)
-    model.to(dtype).to_empty(device=device)
+    model = model.to(dtype)
+    for module in model.modules():
+        # Not `to_empty`: it imports sympy for the shapes of a meta tensor, 2 s of a start.
+        for name, parameter in module.named_parameters(recurse=False):
+            empty = torch.empty(parameter.shape, dtype=dtype, device=device)
+            setattr(module, name, nn.Parameter(empty, requires_grad=False))
     model.build_rope(device)
     if load_format == "dummy":
         fill_randomly(model, seed)

@@ -101,6 +101,7 @@ BACKENDS: dict[str, Callable[[], tuple[Fused, ...]]] = {
 }
 # Forms that a CUDA graph can record: they never wait for the device, and have fixed shapes.
 CAPTURABLE = ("triton",)
+CAPTURABLE_PREFILL = ("triton",)  # its grid follows the tokens, however few rows hold them
 # Known names that are not built yet: refused by name, never replaced silently.
 PLANNED_BACKENDS = ("flash_attn", "compile")
 TRITON_CAPABILITY = (7, 5)  # Turing, the oldest that triton compiles tensor-core code for

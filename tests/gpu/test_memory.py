@@ -24,8 +24,8 @@ def test_capturing_stores_nothing(tiny_model) -> None:
     runner = llm.engine.runner
     assert not runner.kv_cache.any()
     assert int(runner.state.position.abs().sum()) == 0
-    assert [graph for graph in runner.graphs.buckets if graph > 12] == []
-    assert runner.graphs.capture_seconds > 0
+    assert [graph for graph in runner.graphs.decode.buckets if graph > 12] == []
+    assert runner.graphs.seconds > 0
 
 
 @pytest.mark.parametrize("eager", [False, True])

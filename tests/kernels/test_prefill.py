@@ -45,6 +45,23 @@ def test_8_bit_cache(device, poisoned):
     check(device, torch.float32, 32, 2, 16, [(18, 18), (3, 21)], fp8=True)
 
 
+def test_pads_of_a_captured_launch_change_nothing(device, poisoned):
+    """Rows of no tokens, at the end and between others, and tokens that belong to no row."""
+    from minivllm.kernels.prefill import prefill_attention
+
+    k, v, tables, lens = paged(
+        [18, 5, 21, 5, 5], dim=16, kv_heads=1, block_size=16, dtype=torch.float32, device=device
+    )
+    new = torch.tensor([18, 0, 3, 0, 0], device=device)
+    bounds = torch.cat((new.new_zeros(1), new.cumsum(0))).int()
+    q = torch.randn(40, 2, 16, device=device)
+    got = prefill_attention(q, k, v, tables, lens, bounds, 40, 0.25)
+    plain = compose.compose_prefill_attention(attention.attention)
+    rows = torch.tensor([0, 2], device=device)
+    real = (tables[rows], lens[rows], bounds[[0, 1, 3]])
+    close(got[:21], plain(q[:21], k, v, *real, 18, 0.25), torch.float32)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("dim", [16, 32, 64, 80, 96, 128])
