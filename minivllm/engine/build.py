@@ -23,6 +23,7 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.engine_config import EngineConfig
 from minivllm.models.decoder import CausalLM
 from minivllm.models.loader import load_model
+from minivllm.ops.backends import check_kv_cache, check_model, select_backend
 from minivllm.ops.table import (
     CAPTURABLE,
     CAPTURABLE_PREFILL,
@@ -30,8 +31,6 @@ from minivllm.ops.table import (
     Ops,
     Part,
     build_ops,
-    check_kv_cache,
-    select_backend,
     wrap_parts,
 )
 from minivllm.tokenizer import Tokenizer
@@ -64,6 +63,7 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
     parts = wrap_parts(config.parts)
     backend, reason = select_backend(config.attention_backend, device.type, capability(device))
     check_kv_cache(backend, config.kvcache_block_size, config.kv_cache_dtype, capability(device))
+    check_model(backend, dtype, model_config.head_dim)
     logger.info("attention backend %s: %s", backend, reason)
     given = sorted(parts.keys() & UNITS.keys())
     if given:

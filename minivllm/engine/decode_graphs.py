@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from minivllm.engine.graphs import Pool, capture, pick_bucket
-from minivllm.engine.pinned import PinnedRing
+from minivllm.ops.pinned import PinnedRing
 
 # (slots [B], blocks [B], logits out [B, V]) -> sampled ids [B]
 Decode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from minivllm.engine.step_plan import RowSampling, ScheduledRow, StepPlan
+from minivllm.ops.pinned import to_device
 from minivllm.ops.sampling import SamplingBatch
 
 _NOTHING = RowSampling(0.0, 0, 1.0, 0.0, 0, 0, 0)
@@ -90,19 +91,19 @@ class DeviceState:
         return bool(greedy.all()), bool((self._filter[slots] & ~greedy).any())
 
     def _upload(self, rows: list[ScheduledRow], slots: list[int]) -> None:
-        index = torch.tensor(slots, device=self.device)
-        starts = [row.start for row in rows]
-        self.position[index] = torch.tensor(starts, device=self.device)
+        index = to_device(torch.tensor(slots), self.device)
+        starts = torch.tensor([row.start for row in rows])
+        self.position[index] = to_device(starts, self.device)
         width = max(len(row.block_table) for row in rows)
         tables: npt.NDArray[np.int32] = np.zeros((len(rows), width), dtype=np.int32)
         for i, row in enumerate(rows):
             tables[i, : len(row.block_table)] = row.block_table
-        self.block_table[index, :width] = torch.from_numpy(tables).to(self.device)
+        self.block_table[index, :width] = to_device(torch.from_numpy(tables), self.device)
         # Where the token is not known here, the launch before this one has just written it.
-        known = [i for i, row in enumerate(rows) if row.token_ids]
+        known = [(slot, row.token_ids[0]) for row, slot in zip(rows, slots) if row.token_ids]
         if known:
-            tokens = [rows[i].token_ids[0] for i in known]
-            self.last_token[index[known]] = torch.tensor(tokens, device=self.device)
+            places, tokens = to_device(torch.tensor(known).T.contiguous(), self.device)
+            self.last_token[places] = tokens
         samplings = [row.sampling or _NOTHING for row in rows]
         self.sampling.update(index, SamplingBatch.from_rows(samplings, self.device))
         self._greedy[slots] = [s.temperature <= 0 for s in samplings]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import torch
 from minivllm.engine.step_plan import ScheduledRow
 from minivllm.ops.attention_batch import AttentionBatch
 from minivllm.ops.kv import slots_of
+from minivllm.ops.pinned import to_device
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
@@ -49,16 +50,20 @@ class PackedRows:
 
     def to(self, device: torch.device) -> InputBatch:
         """Copied to the device, tensor by tensor."""
+
+        def copied(values: npt.NDArray[Any]) -> torch.Tensor:
+            return to_device(torch.from_numpy(values), device)
+
         batch = AttentionBatch(
-            positions=torch.from_numpy(self.positions).to(device),
-            slot_mapping=torch.from_numpy(self.slots).to(device),
-            block_tables=torch.from_numpy(self.tables).to(device),
-            context_lens=torch.from_numpy(self.ends.astype(np.int32)).to(device),
-            cu_seqlens_q=torch.from_numpy(self.bounds.astype(np.int32)).to(device),
+            positions=copied(self.positions),
+            slot_mapping=copied(self.slots),
+            block_tables=copied(self.tables),
+            context_lens=copied(self.ends.astype(np.int32)),
+            cu_seqlens_q=copied(self.bounds.astype(np.int32)),
             max_seqlen_q=int(np.diff(self.bounds).max()),
             num_decode=0,
         )
-        return InputBatch(torch.from_numpy(self.ids).to(device), batch, self.last_rows)
+        return InputBatch(copied(self.ids), batch, self.last_rows)
 
 
 def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> PackedRows:

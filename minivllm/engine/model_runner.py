@@ -19,13 +19,13 @@ from minivllm.engine.decode_graphs import DecodeGraphs
 from minivllm.engine.decode_step import decode_step
 from minivllm.engine.device_state import DeviceState
 from minivllm.engine.input_batch import pack_rows
-from minivllm.engine.pinned import OnItsWay, start_copy_to_host
 from minivllm.engine.prefill_graphs import PrefillGraphs
 from minivllm.engine.row_logprobs import PendingLogprobs, start_logprobs
 from minivllm.engine.step_graphs import StepGraphs, capture_all
 from minivllm.engine.step_plan import ScheduledRow, StepPlan, StepResult
 from minivllm.models.decoder import CausalLM
 from minivllm.ops.attention_batch import AttentionBatch
+from minivllm.ops.pinned import OnItsWay, start_copy_to_host, to_device
 from minivllm.ops.sampling import SamplingBatch
 from minivllm.ops.table import Ops
 
@@ -175,8 +175,8 @@ class ModelRunner:
             tokens, logits = self.graphs.decode.replay(slots, blocks)
         else:
             tokens, logits = self._decode_step(
-                torch.tensor(slots, device=self.device),
-                torch.tensor(blocks, device=self.device),
+                to_device(torch.tensor(slots), self.device),
+                to_device(torch.tensor(blocks), self.device),
                 rows[0].start // self.block_size + 1,
                 self.state.flags(slots),
             )
@@ -206,19 +206,20 @@ class ModelRunner:
             if row.prompt_logprobs is not None:
                 pending = self._prompt_logprobs(row, last_rows[index], hidden)
                 prompt_logprobs[first + index] = pending
-        ends = [(i, row.sampling) for i, row in enumerate(rows) if row.sampling is not None]
-        if not ends:
+        samplings = [row.sampling for row in rows if row.sampling is not None]
+        if not samplings:
             return
+        ends = [index for index, row in enumerate(rows) if row.sampling is not None]
+        numbers = [[last_rows[index] for index in ends], [slots[first + index] for index in ends]]
+        last, seats = to_device(torch.tensor(numbers), self.device)  # [R], [R]
         # Only each sequence's last token is scored: the head is the largest matrix of a small
         # model, and over a whole prompt it would cost more than all layers together.
-        logits = self.model.logits(hidden[[last_rows[i] for i, _ in ends]])  # [R, V]
-        samplings = [sampling for _, sampling in ends]
+        logits = self.model.logits(hidden[last])  # [R, V]
         tokens = self.ops.sample(logits, SamplingBatch.from_rows(samplings, self.device))
-        self.state.last_token[[slots[first + i] for i, _ in ends]] = tokens
-        counts = [sampling.logprobs for sampling in samplings]
-        pending = start_logprobs(logits, tokens, counts)
-        ends_at = [first + i for i, _ in ends]
-        sampled.append(Sampled(ends_at, start_copy_to_host(tokens), pending))
+        self.state.last_token[seats] = tokens
+        logprobs = start_logprobs(logits, tokens, [sampling.logprobs for sampling in samplings])
+        rows_of_plan = [first + index for index in ends]
+        sampled.append(Sampled(rows_of_plan, start_copy_to_host(tokens), logprobs))
 
     def _prompt_logprobs(
         self, row: ScheduledRow, last_row: int, hidden: torch.Tensor
@@ -228,5 +229,5 @@ class ModelRunner:
         assert asked is not None
         start = last_row - row.num_tokens + 1
         logits = self.model.logits(hidden[start : start + len(asked.targets)])
-        targets = torch.tensor(asked.targets, device=self.device)
+        targets = to_device(torch.tensor(asked.targets), self.device)
         return start_logprobs(logits, targets, [asked.count] * len(asked.targets))

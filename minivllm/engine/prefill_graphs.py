@@ -15,15 +15,16 @@ from typing import TypeVar
 
 import torch
 
-from minivllm.engine.graphs import Pool, capture, pick_bucket
+from minivllm.engine.graphs import Pool, capture
 from minivllm.engine.input_batch import PackedRows
-from minivllm.engine.pinned import PinnedRing
 from minivllm.ops.attention_batch import AttentionBatch
+from minivllm.ops.pinned import PinnedRing
 
 # (ids [T], batch, hidden out [T, H]) -> None
 Prefill = Callable[[torch.Tensor, AttentionBatch, torch.Tensor], None]
 # Launches of more tokens keep the device busy for longer than the host takes to make them.
 MOST_TOKENS = 8192
+LEAST_TOKENS_A_ROW = 8  # on average; launches of shorter rows take a larger bucket
 Flat = TypeVar("Flat")
 
 
@@ -64,7 +65,13 @@ class PrefillGraphs:
 
     def fits(self, packed: PackedRows) -> bool:
         """Whether a bucket holds these rows."""
-        return len(packed.ids) <= self.buckets[-1]
+        return self._pick(packed) is not None
+
+    def _pick(self, packed: PackedRows) -> int | None:
+        """The smallest bucket with room for all tokens and all rows."""
+        tokens, rows = len(packed.ids), len(packed.tables)
+        fitting = (size for size in self.buckets if tokens <= size and rows <= self._rows(size))
+        return next(fitting, None)
 
     def capture(self, pool: Pool | None) -> Pool | None:
         """Record every bucket. All tokens are pads: nothing is stored."""
@@ -78,7 +85,8 @@ class PrefillGraphs:
     def replay(self, packed: PackedRows) -> torch.Tensor:
         """Run a launch -> hidden states [T, H], overwritten by the next replay."""
         tokens, (rows, width) = len(packed.ids), packed.tables.shape
-        bucket = pick_bucket(self.buckets, tokens)
+        bucket = self._pick(packed)
+        assert bucket is not None, "see fits"
         with self._host.next() as host:
             numbers = host.numpy()[: 3 * bucket + 2 * self._rows(bucket) + 1]
             ids, positions, slots, ends, bounds = self._split(numbers, bucket)
@@ -100,7 +108,14 @@ class PrefillGraphs:
         return self.hidden[:tokens]
 
     def _rows(self, bucket: int) -> int:
-        return min(self._max_rows, bucket)  # a row has a token at least
+        """Rows of a bucket, pads included.
+
+        Every row may have a broken tile, so attention's grid grows with them: 128 rows for 128
+        tokens cost 7 us a layer for programs with nothing to do (H200).
+        """
+        if bucket == self.buckets[-1]:
+            return min(self._max_rows, bucket)
+        return min(self._max_rows, bucket // LEAST_TOKENS_A_ROW)
 
     def _split(self, flat: Flat, bucket: int) -> list[Flat]:
         """ids, positions, slots [bucket each], ends [rows], bounds [rows + 1]: views of `flat`."""

@@ -13,6 +13,7 @@ import torch
 
 from minivllm.engine.step_plan import TokenLogprobs
 from minivllm.ops.logprobs import top_logprobs
+from minivllm.ops.pinned import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +45,6 @@ def start_logprobs(
     if not asking:
         return PendingLogprobs(list(counts))
     most = min(max(counts[row] or 0 for row in asking), logits.shape[-1])
-    chosen = token_ids[asking]
-    return PendingLogprobs(list(counts), chosen, top_logprobs(logits[asking], chosen, most))
+    index = to_device(torch.tensor(asking), logits.device)
+    chosen = token_ids[index]
+    return PendingLogprobs(list(counts), chosen, top_logprobs(logits[index], chosen, most))

@@ -17,6 +17,7 @@ import torch
 
 from minivllm.ops.filters import survivors
 from minivllm.ops.philox import uniform, uniform_at
+from minivllm.ops.pinned import to_device
 from minivllm.sampling_params import GREEDY_TEMPERATURE
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class SamplingBatch:
         """Pack the rows of a step plan; values are taken as already validated."""
 
         def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-            return torch.tensor(values, dtype=dtype, device=device)
+            return to_device(torch.tensor(values, dtype=dtype), device)
 
         random = [row for row in rows if row.temperature >= GREEDY_TEMPERATURE]
         return cls(

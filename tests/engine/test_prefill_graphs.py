@@ -109,7 +109,17 @@ def test_a_launch_sees_its_rows_and_pads_behind_them(graphs, spans):
     assert (batch.cu_seqlens_q[count:] == tokens).all()
     width = plain.batch.block_tables.shape[1]
     assert torch.equal(batch.block_tables[:count, :width], plain.batch.block_tables)
-    assert len(batch.context_lens) == len(batch.block_tables) == 5
+    assert len(batch.context_lens) == len(batch.block_tables) == min(5, len(ids) // 8)
+
+
+def test_many_short_rows_take_a_larger_bucket(graphs):
+    made, seen = graphs
+    made.buckets = [16, 100]
+    made.capture(None)
+    made.replay(pack_rows(rows_of((0, 3), (0, 3)), 16))
+    assert len(seen[-1][0]) == 16
+    made.replay(pack_rows(rows_of((0, 3), (0, 3), (0, 3)), 16))
+    assert len(seen[-1][0]) == 100
 
 
 def test_more_tokens_than_the_largest_bucket_do_not_fit(graphs):
