@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import io
 import json
 import random
@@ -554,6 +555,33 @@ def test_two_engines_in_one_process_do_not_meet(tiny_model: Make, reference) -> 
         outputs = llm.generate(PROMPTS, greedy(4), use_tqdm=False)
         assert_greedy(reference(llm._path), PROMPTS, ids(outputs))
     assert one.stats is not two.stats and two.stats.num_blocks == 30
+
+
+def test_steps_leave_no_cycles_and_the_collector_runs_again(tiny_model: Make) -> None:
+    """`generate` pauses the collector: what it leaves must go by reference counts alone."""
+    llm = LLM(tiny_model("qwen3"), num_kvcache_blocks=64)
+    params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=1)
+    llm.generate([[1, 2, 3]] * 4, params, use_tqdm=False)
+    counts = []
+    for length in (20, 40):
+        gc.collect()
+        llm.generate(
+            [[1, 2, 3]] * 4,
+            SamplingParams(max_tokens=length, ignore_eos=True, logprobs=1),
+            use_tqdm=False,
+        )
+        counts.append(gc.collect())
+    assert counts[1] <= counts[0] + 20  # garbage of a call, none of its steps
+    assert gc.isenabled()
+    with pytest.raises(ValueError):
+        llm.generate([[10**9]], params, use_tqdm=False)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        llm.generate([[1]], params, use_tqdm=False)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_misspelt_option_costs_no_load(tmp_path: Path) -> None:
