@@ -7,7 +7,6 @@ computes. Lesson 00.
 
 from __future__ import annotations
 
-import gc
 import random
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from minivllm.engine.build import Built, build_engine
+from minivllm.engine.engine import collector_paused
 from minivllm.engine.output_processor import RequestState
 from minivllm.engine_config import EngineConfig
 from minivllm.generation_config import default_sampling_params
@@ -146,7 +146,7 @@ class LLM:
         try:
             request_ids = self._queue(prompts, params)
             progress = Progress(len(prompts), self.engine.stats, use_tqdm)
-            with _collector_paused(), progress:
+            with collector_paused(), progress:
                 while self.engine.has_unfinished:
                     for state in self.engine.step():
                         if state.finished:
@@ -265,19 +265,3 @@ class LLM:
         unused = [name for name, part in self._parts.items() if part.calls == 0]
         if unused:
             raise RuntimeError(f"parts never reached by this model and engine: {unused}")
-
-
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No search for cycles of garbage while steps run; as before afterwards.
-
-    A step leaves none, and a full search takes 0.1 s among the objects of 256 requests: a GPU would
-    have nothing to do for that long, some three times in the 5.5 s of the standard run.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()

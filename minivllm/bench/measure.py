@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from minivllm.bench.environment import stamp
 from minivllm.bench.result import BenchResult, Latency
 from minivllm.bench.workload import WORKLOADS, Workload
+from minivllm.engine.engine import collector_paused
 from minivllm.outputs import StepRecord
 from minivllm.progress import Progress
 from minivllm.sampling_params import SamplingParams
@@ -102,7 +103,8 @@ def measure(engine: LLM, workload: Workload, progress: bool = False) -> BenchRes
     try:
         for prompt, params in zip(workload.prompts, workload.params(), strict=True):
             engine.add_request({"prompt_token_ids": prompt}, params)
-        with Progress(len(workload.prompts), engine.stats, progress) as bar:
+        bar = Progress(len(workload.prompts), engine.stats, progress)
+        with collector_paused(), bar:
             while engine.has_unfinished():
                 # Not `engine.step()`: it copies every running request's whole output, which
                 # `generate` does not do either, and that would be measured too.

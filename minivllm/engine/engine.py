@@ -8,8 +8,10 @@ computes and never decides: scheduler and runner meet here. Lesson 10.
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 from minivllm.engine.output_processor import RequestState
@@ -219,3 +221,19 @@ class Engine:
                 cached_tokens=found,
             )
         )
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """No search for cycles of garbage while steps run; as before afterwards.
+
+    A step leaves none, and a full search takes 0.1 s among the objects of 256 requests: a GPU would
+    have nothing to do for that long, some three times in the 5.5 s of the standard run.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
