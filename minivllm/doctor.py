@@ -112,7 +112,7 @@ def _engine() -> Facts:
     import torch
 
     from minivllm.engine.build import capability, pick_device, pick_dtype
-    from minivllm.ops.table import select_backend
+    from minivllm.ops.backends import select_backend
 
     device = pick_device("auto")
     backend, reason = select_backend("auto", device.type, capability(device))
@@ -128,7 +128,16 @@ def _engine() -> Facts:
         dtype = str(pick_dtype("auto", "bfloat16", device)).removeprefix("torch.")
         facts["dtype"] = f"the checkpoint's; bfloat16 runs as {dtype}"
     facts["attention backend"] = f"{backend}: {reason}"
+    facts["backends"] = _backends(device.type, capability(device))
     return facts
+
+
+def _backends(device: str, capability: tuple[int, int] | None) -> list[str]:
+    """Each name that `attention_backend` takes, with what keeps it from running here."""
+    from minivllm.ops.backends import BACKENDS, why_not
+
+    reasons = {name: why_not(name, device, capability) for name in BACKENDS}
+    return [f"{name}: {'yes' if why is None else f'no, it {why}'}" for name, why in reasons.items()]
 
 
 def _gpu(cuda: Any, index: int) -> str:

@@ -18,6 +18,9 @@ from minivllm.config import DTYPES, ModelConfig
 
 logger = logging.getLogger(__name__)
 
+# Tokens of the only blocks that flash-attn 2 reads (and multiples of them).
+FLASH_ATTN_BLOCK = 256
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
@@ -43,13 +46,19 @@ class EngineConfig:
 
     @staticmethod
     def from_options(options: Mapping[str, Any]) -> EngineConfig:
-        """Build from keyword arguments; an unknown one is a TypeError with a hint (case K10)."""
+        """Build from keyword arguments; an unknown one is a TypeError with a hint (case K10).
+
+        The default of kvcache_block_size depends on attention_backend: 256 for "flash_attn".
+        """
         known = [field.name for field in dataclasses.fields(EngineConfig)]
         for name in options:
             if name not in known:
                 close = get_close_matches(name, known, n=1)
                 hint = f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
                 raise TypeError(f"LLM() has no option {name!r}{hint}")
+        if options.get("attention_backend") == "flash_attn":
+            # Here, where it is still known whether a size was given: that one is never replaced.
+            options = {"kvcache_block_size": FLASH_ATTN_BLOCK, **options}
         return EngineConfig(**options)
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ import torch
 from minivllm import doctor
 from minivllm.bench import environment
 from minivllm.cli import main
+from minivllm.ops.table import BACKENDS
 
 
 def test_block_names_versions_device_and_backend(capsys):
@@ -21,6 +22,17 @@ def test_block_names_versions_device_and_backend(capsys):
     assert torch.__version__ in out
     for title in doctor.PARTS:
         assert f"{title}\n" in out
+
+
+def test_every_backend_is_named_with_its_obstacle():
+    lines = doctor._backends("cpu", None)
+    assert lines[:2] == ["torch: yes", "sdpa: yes"]
+    assert [line.split(":")[0] for line in lines] == list(BACKENDS)
+    assert lines[3].startswith("flash_attn: no, it needs a GPU of compute capability (8, 0)")
+    on_a_card = doctor._backends("cuda", (7, 5))
+    assert "sdpa: no, it is for the CPU, and the device is cuda" in on_a_card
+    assert "triton: yes" in on_a_card
+    assert on_a_card[3].endswith("the device is cuda (7, 5)")
 
 
 def test_json_is_the_same(capsys):

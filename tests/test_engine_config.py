@@ -42,6 +42,18 @@ def test_defaults_are_vllms() -> None:
     assert resolved.max_model_len == 10_000 and resolved.max_num_batched_tokens == 8192
 
 
+def test_blocks_of_flash_attn_are_larger_unless_a_size_is_given() -> None:
+    """A size that was given stays, the usual 16 too: the table then refuses it by name."""
+    flash = {"attention_backend": "flash_attn"}
+    assert EngineConfig.from_options(flash).kvcache_block_size == 256
+    for size in (16, 256, 512):
+        given = EngineConfig.from_options({**flash, "kvcache_block_size": size})
+        assert given.kvcache_block_size == size
+    for name in ("auto", "torch", "triton", "compile"):
+        config = EngineConfig.from_options({"attention_backend": name})
+        assert config.kvcache_block_size == 16
+
+
 def test_unknown_options_are_named() -> None:
     with pytest.raises(TypeError, match="'max_num_seq'; did you mean 'max_num_seqs'"):
         EngineConfig.from_options({"max_num_seq": 4})

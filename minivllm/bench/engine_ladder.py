@@ -52,10 +52,18 @@ def rungs(device: str) -> tuple[Rung, ...]:
         repeats=1,
     )
     fp8 = Rung("+ fp8 KV", {"kv_cache_dtype": "fp8"})
+    # Its attention is torch's loop too. Twice: the first run compiles what the warm-up had not.
+    compiled = dataclasses.replace(
+        torch_rung,
+        name="compile",
+        options={**torch_rung.options, "attention_backend": "compile"},
+        repeats=2,
+    )
     if device == "cpu":
         return (torch_rung, Rung("sdpa eager", depth=0), Rung("+ overlap"), fp8)
     return (
         torch_rung,
+        compiled,
         Rung("triton eager", graphs=False, depth=0, repeats=1),
         Rung("+ graphs", depth=0),
         Rung("+ overlap"),

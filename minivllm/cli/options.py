@@ -22,7 +22,7 @@ ENGINE_HELP = {
     "max_model_len": "longest prompt plus output, in tokens (default: the model's)",
     "max_num_seqs": "sequences that may hold KV blocks at a time",
     "max_num_batched_tokens": "token budget of one step; longer prompts are chunked",
-    "kvcache_block_size": "tokens per KV block",
+    "kvcache_block_size": "tokens per KV block; 256 with flash_attn unless given",
     "num_kvcache_blocks": "blocks of the KV pool (default: from the memory there is)",
     "gpu_memory_utilization": "share of GPU memory for weights and KV pool",
     "tensor_parallel_size": "GPUs that share the model",
@@ -32,7 +32,8 @@ ENGINE_HELP = {
     "load_format": "auto, safetensors, or dummy: seeded random weights from config.json alone",
     "enable_prefix_caching": "share KV blocks of equal prompt beginnings",
     "enable_chunked_prefill": "prompts in pieces beside decoding; off: prefill first",
-    "attention_backend": "form of the attention operations; `minivllm doctor` says what auto is",
+    "attention_backend": "torch, sdpa, triton, flash_attn, compile or auto: the form of the "
+    "operations; `minivllm doctor` says which run here and what auto is",
     "kv_cache_dtype": "type of the KV cache",
 }
 _TYPES = {"int": int, "int | None": int, "float": float, "float | None": float}

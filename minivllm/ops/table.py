@@ -1,13 +1,13 @@
 """The one place where a form of each operation is chosen.
 
-Owns the table `Ops`, the list of backends with what each needs, and the entry of a user's own
-parts. Never computes. A fused form names the units it replaces: where a user gives one of them, the
-plain composition takes the fused form's place, so that the given unit is really what runs.
+Owns the table `Ops`, the forms of each backend, and the entry of a user's own parts. Never computes
+and never looks at the machine: `backends.py` says which backend runs where. A fused form names the
+units it replaces: where a user gives one of them, the plain composition takes the fused form's
+place, so that the given unit is really what runs.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
@@ -18,8 +18,10 @@ import torch
 from minivllm.ops import (
     activations,
     attention,
+    compiled,
     compose,
     cpu_forms,
+    flash_attn,
     kv,
     kv_fp8,
     linear,
@@ -93,68 +95,40 @@ def _triton_forms() -> tuple[Fused, ...]:
     return TRITON_FUSED
 
 
+def _flash_attn_forms() -> tuple[Fused, ...]:
+    ours = (form for form in _triton_forms() if not form.entry.endswith("_attention"))
+    return (
+        *ours,
+        Fused("prefill_attention", flash_attn.prefill_attention, frozenset({"attention"})),
+        Fused("decode_attention", flash_attn.paged_decode, frozenset({"paged_decode"})),
+    )
+
+
+def _compiled_forms() -> tuple[Fused, ...]:
+    return (
+        Fused("rms_norm", compiled.rms_norm, frozenset({"rms_norm"})),
+        Fused("add_rms_norm", compiled.add_rms_norm, frozenset({"add_rms_norm"})),
+        Fused("silu_mul", compiled.silu_mul, frozenset({"silu_mul"})),
+        Fused(
+            "qk_norm_rope_store",
+            compiled.qk_norm_rope_store,
+            frozenset({"rms_norm", "apply_rope", "store_kv"}),
+        ),
+        Fused("sample", compiled.sample, frozenset({"sample"})),
+    )
+
+
 # Name -> its fused forms, looked up when the backend is chosen.
 BACKENDS: dict[str, Callable[[], tuple[Fused, ...]]] = {
     "torch": tuple,
     "sdpa": _sdpa_forms,
     "triton": _triton_forms,
+    "flash_attn": _flash_attn_forms,
+    "compile": _compiled_forms,
 }
 # Forms that a CUDA graph can record: they never wait for the device, and have fixed shapes.
-CAPTURABLE = ("triton",)
+CAPTURABLE = ("triton", "flash_attn")
 CAPTURABLE_PREFILL = ("triton",)  # its grid follows the tokens, however few rows hold them
-# Known names that are not built yet: refused by name, never replaced silently.
-PLANNED_BACKENDS = ("flash_attn", "compile")
-TRITON_CAPABILITY = (7, 5)  # Turing, the oldest that triton compiles tensor-core code for
-
-
-def select_backend(
-    requested: str, device: str, capability: tuple[int, int] | None = None
-) -> tuple[str, str]:
-    """Name of the backend and the reason, for `minivllm doctor` and the log.
-
-    capability: of the GPU, for device "cuda". ValueError where the backend cannot run there.
-    """
-    if requested in PLANNED_BACKENDS:
-        raise ValueError(
-            f"attention_backend={requested!r} is not built yet; built: auto, {', '.join(BACKENDS)}"
-        )
-    if requested not in ("auto", *BACKENDS):
-        raise ValueError(
-            f"attention_backend={requested!r} is unknown; one of auto, {', '.join(BACKENDS)}"
-        )
-    able = device == "cuda" and (capability or (0, 0)) >= TRITON_CAPABILITY
-    # Triton's interpreter runs kernels on a CPU, some thousand times slower: for tests.
-    interpreted = device == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
-    if requested == "auto":
-        if device == "cpu":
-            return "sdpa", "the fastest form on a CPU"
-        if able:
-            return "triton", "this project's own kernels"
-        return "torch", f"compute capability {capability} is below {TRITON_CAPABILITY} for triton"
-    if requested == "sdpa" and device != "cpu":
-        raise ValueError(f"attention_backend='sdpa' is for the CPU, and the device is {device}")
-    if requested == "triton" and not (able or interpreted):
-        raise ValueError(
-            f"attention_backend='triton' needs a GPU of compute capability {TRITON_CAPABILITY} or "
-            f"higher; the device is {device}" + (f" {capability}" if capability else "")
-        )
-    return requested, "chosen by attention_backend"
-
-
-def check_kv_cache(
-    backend: str, block_size: int, dtype: str, capability: tuple[int, int] | None
-) -> None:
-    """ValueError where a backend's kernels cannot walk such blocks, or the card lacks the type."""
-    if backend == "triton" and dtype == "fp8" and (capability or (8, 9)) < (8, 9):
-        raise ValueError(
-            f"kv_cache_dtype='fp8' needs compute capability (8, 9) or attention_backend='torch'; "
-            f"the GPU has {capability}"
-        )
-    if backend == "triton" and block_size % 16:
-        raise ValueError(
-            f"kvcache_block_size={block_size} must be a multiple of 16 with "
-            "attention_backend='triton'"
-        )
 
 
 @dataclass(slots=True)

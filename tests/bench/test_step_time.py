@@ -119,9 +119,11 @@ def test_rungs_of_equal_options_share_an_engine(llm, monkeypatch):
     monkeypatch.setattr(engine_ladder, "measure_rung", lambda llm, rung, load: _result(rung))
     results = engine_ladder.climb(build, WORKLOAD, "cuda")
     assert [result.settings["stage"] for result in results] == [
-        "torch eager", "triton eager", "+ graphs", "+ overlap", "+ fp8 KV",
+        "torch eager", "compile", "triton eager", "+ graphs", "+ overlap", "+ fp8 KV",
     ]  # fmt: skip
-    assert [options.get("kv_cache_dtype") for options in built] == [None, None, "fp8"]
+    assert [options.get("kv_cache_dtype") for options in built] == [None, None, None, "fp8"]
+    backends = [options.get("attention_backend") for options in built]
+    assert backends == ["torch", "compile", None, None]
 
 
 def _result(rung):

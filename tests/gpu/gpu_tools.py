@@ -29,7 +29,8 @@ def engine(path: Path, *, depth: int | None = 1, **options: Any) -> LLM:
     fixed = {"device": DEVICE, "dtype": "float32", "max_model_len": MAX_LEN, "max_num_seqs": 8}
     llm = LLM(str(path), **{**fixed, "num_kvcache_blocks": 96, **options})
     if ON_GPU:
-        assert llm.backend == "triton" and llm.engine.depth == 1
+        assert llm.backend == options.get("attention_backend", "triton")
+        assert llm.engine.depth == 1
         assert (llm.engine.runner.graphs is None) == options.get("enforce_eager", False)
     if depth is not None:
         llm.engine.depth = depth

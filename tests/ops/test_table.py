@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from minivllm.ops import attention, kv_fp8, sdpa
+from minivllm.ops import attention, compiled, flash_attn, kv_fp8, sdpa
 from minivllm.ops.table import (
     BACKENDS,
     ENGINE_PARTS,
-    PLANNED_BACKENDS,
     UNITS,
+    Ops,
     Part,
     build_ops,
-    check_kv_cache,
-    select_backend,
     wrap_parts,
 )
 
@@ -33,6 +31,17 @@ def test_fused_forms_of_a_backend() -> None:
     ops = build_ops("sdpa", {})
     assert ops.prefill_attention is sdpa.prefill_attention
     assert ops.decode_attention is sdpa.paged_decode
+    ops = build_ops("compile", {})
+    assert ops.rms_norm is compiled.rms_norm and ops.sample is compiled.sample
+    assert ops.decode_attention is attention.paged_decode  # loops over rows: stays plain
+
+
+def test_flash_attn_takes_the_attention_and_triton_the_rest() -> None:
+    pytest.importorskip("triton")
+    ops, ours = build_ops("flash_attn", {}), build_ops("triton", {})
+    for entry in Ops.__dataclass_fields__:
+        theirs = getattr(flash_attn, entry.replace("decode_attention", "paged_decode"), None)
+        assert getattr(ops, entry) is (theirs or getattr(ours, entry)), entry
 
 
 @pytest.mark.parametrize("backend", sorted(BACKENDS))
@@ -88,44 +97,8 @@ def test_parts_count_their_calls() -> None:
     assert wrap_parts(None) == {} == wrap_parts({})
 
 
-def test_select_backend() -> None:
-    assert select_backend("auto", "cpu")[0] == "sdpa"
-    assert select_backend("auto", "cuda", (9, 0))[0] == "triton"
-    assert select_backend("auto", "cuda", (7, 5))[0] == "triton"
-    name, reason = select_backend("auto", "cuda", (7, 0))
-    assert name == "torch" and "(7, 0)" in reason
-    assert select_backend("sdpa", "cpu") == ("sdpa", "chosen by attention_backend")
-    for device, capability in (("cpu", None), ("cuda", (9, 0)), ("cuda", (6, 1))):
-        assert select_backend("torch", device, capability)[0] == "torch"
-    for name in PLANNED_BACKENDS:
-        with pytest.raises(ValueError, match=f"{name}.*not built yet"):
-            select_backend(name, "cpu")
-    with pytest.raises(ValueError, match="'flashy' is unknown; one of auto"):
-        select_backend("flashy", "cpu")
-
-
-def test_a_backend_that_cannot_run_here_is_refused() -> None:
-    with pytest.raises(ValueError, match="'sdpa' is for the CPU"):
-        select_backend("sdpa", "cuda", (9, 0))
-    with pytest.raises(ValueError, match=r"capability \(7, 5\) or higher; .* cuda \(7, 0\)"):
-        select_backend("triton", "cuda", (7, 0))
-    with pytest.raises(ValueError, match="needs a GPU"):
-        select_backend("triton", "cpu")
-
-
-def test_kv_caches_that_a_backend_cannot_read() -> None:
-    for size in (1, 3, 16, 256):
-        check_kv_cache("torch", size, "fp8", (7, 5))
-    check_kv_cache("triton", 48, "auto", (7, 5))
-    check_kv_cache("triton", 48, "fp8", (8, 9))
-    with pytest.raises(ValueError, match="kvcache_block_size=24 must be a multiple of 16"):
-        check_kv_cache("triton", 24, "auto", (9, 0))
-    with pytest.raises(ValueError, match=r"'fp8' needs compute capability .* has \(8, 0\)"):
-        check_kv_cache("triton", 16, "fp8", (8, 0))
-
-
 def test_an_8_bit_cache_takes_8_bit_forms_and_no_part_of_the_users() -> None:
-    for backend in ("torch", "sdpa"):
+    for backend in ("torch", "sdpa", "compile"):
         ops = build_ops(backend, {}, "fp8")
         assert ops.decode_attention is kv_fp8.paged_decode
         assert ops.prefill_attention is kv_fp8.prefill_attention
