@@ -32,10 +32,12 @@ def generate_naive(
 
     Example:
         >>> calls = []
-        >>> def counting_model(ids):  # after 3 comes 4, after 4 comes 5, ...
+        >>> def counting_model(ids):  # after 3 comes 4, after 9 comes 0
         ...     assert ids.dim() == 2 and ids.shape[0] == 1, "ids must be [1, T]"
         ...     calls.append(ids.tolist())
-        ...     return torch.nn.functional.one_hot(ids + 1, 10).float()
+        ...     if len(calls) == 50:
+        ...         raise TimeoutError("called 50 times for 5 tokens: does the loop end?")
+        ...     return torch.nn.functional.one_hot((ids + 1) % 10, 10).float()
         >>> generate_naive(counting_model, [3, 4], max_new=5, eos_ids=[7])
         [5, 6, 7]
         >>> calls

@@ -91,9 +91,11 @@ def generate_cached(
     Example:
         >>> from types import SimpleNamespace
         >>> calls = []
-        >>> def counting_model(ids, cache):  # after 3 comes 4, after 4 comes 5, ...
+        >>> def counting_model(ids, cache):  # after 3 comes 4, after 9 comes 0
         ...     calls.append(ids.tolist())
-        ...     return torch.nn.functional.one_hot(ids + 1, 10).float()
+        ...     if len(calls) == 50:
+        ...         raise TimeoutError("called 50 times for 3 tokens: does the loop end?")
+        ...     return torch.nn.functional.one_hot((ids + 1) % 10, 10).float()
         >>> generate_cached(counting_model, SimpleNamespace(reset=lambda: None), [3, 4], max_new=3)
         [5, 6, 7]
         >>> calls

@@ -98,7 +98,7 @@ def test_table_of_another_theta(check):
 
 @pytest.mark.task("ch03.1")
 def test_odd_number_of_pairs(check):
-    """head_dim 6 has three pairs; the second turns by theta ** (-1/3) a token"""
+    """head_dim 6 has three pairs; the second turns by theta ** (-1/3) per token"""
     check.close(table(6, 10, 500.0), 6, 10, 500.0)
 
 

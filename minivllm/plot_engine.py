@@ -56,9 +56,9 @@ def roofline(
     roofs: Mapping[str, tuple[float, float]],
     points: Mapping[str, Mapping[str, tuple[float, float]]],
 ) -> Figure:
-    """Operations a second against operations a byte, one panel a machine.
+    """Operations per second against operations per byte, one panel a machine.
 
-    roofs: title -> (bytes/s, operations/s); points: title -> name -> (operations a byte,
+    roofs: title -> (bytes/s, operations/s); points: title -> name -> (operations per byte,
     operations/s), named in the order of growing intensity.
     """
     figure, axes = panels(len(roofs), height=3.4)
@@ -79,11 +79,11 @@ def roofline(
         for index, (name, (intensity, rate)) in enumerate(dots.items()):
             color, marker = PALETTE[(0, 3, 5, 4, 7)[index % 5]], MARKERS[index % 8]
             ax.plot(intensity, rate / 1e9, marker, color=color, markersize=7, label=name)
-        ax.set_xlabel("operations a byte")
+        ax.set_xlabel("operations per byte")
         ax.set_ylabel("Gflop/s" if ax is axes[0] else "")
         ax.set_title(title, loc="left", fontsize=10)
     if any(points.values()):
-        axes[0].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0.0, 0.93))
+        axes[0].legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 0.1))
     return figure
 
 

@@ -141,6 +141,7 @@ def test_engine_flags_follow_the_engine_options():
         (["bench", "offline", "--prompt-len", "9", "3"], "prompt_len"),
         (["bench", "offline", "--json", "/nosuch/file.json"], "/nosuch/file.json"),
         (["bench", "compare-transformers", "--threads", "0"], "--threads"),
+        (["bench", "kv-accuracy", "--tokens", "0"], "--tokens"),
         (["nosuch"], "nosuch"),
         ([], "COMMAND"),
     ],

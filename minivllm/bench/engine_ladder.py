@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # torch's decode attention is a loop over the rows: its speed does not grow with them, and the
 # whole workload would take it minutes.
-TORCH_REQUESTS = 8
+TORCH_REQUESTS, TORCH_TOKENS = 8, 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,7 @@ class Rung:
     graphs: bool = True
     depth: int = 1
     most_requests: int | None = None
+    most_tokens: int | None = None  # of each request's output
     repeats: int = 2
 
 
@@ -49,6 +50,7 @@ def rungs(device: str) -> tuple[Rung, ...]:
         graphs=False,
         depth=0,
         most_requests=TORCH_REQUESTS,
+        most_tokens=TORCH_TOKENS,
         repeats=1,
     )
     fp8 = Rung("+ fp8 KV", {"kv_cache_dtype": "fp8"})
@@ -92,11 +94,12 @@ def climb(
 
 def measure_rung(llm: LLM, rung: Rung, workload: Workload) -> BenchResult:
     """One rung on a built engine, which is afterwards as before."""
-    if rung.most_requests is not None:
-        most = rung.most_requests
-        workload = dataclasses.replace(
-            workload, prompts=workload.prompts[:most], output_lens=workload.output_lens[:most]
-        )
+    most, longest = rung.most_requests, rung.most_tokens or workload.longest
+    workload = dataclasses.replace(
+        workload,
+        prompts=workload.prompts[:most],
+        output_lens=[min(length, longest) for length in workload.output_lens[:most]],
+    )
     with _as_on(llm, rung):
         result = measure.run(llm, workload, rung.repeats)
         graphs = getattr(llm.engine.runner, "graphs", None) is not None

@@ -28,11 +28,11 @@ class Ceilings:
 
     @property
     def ridge(self) -> float:
-        """Operations a byte at which the two ceilings meet: left of it memory is the limit."""
+        """Operations per byte at which the two ceilings meet: left of it memory is the limit."""
         return self.flops_per_s / self.bytes_per_s
 
     def attainable(self, intensity: float) -> float:
-        """Operations a second that work of `intensity` operations a byte can reach at most."""
+        """Operations a second that work of `intensity` operations per byte can reach at most."""
         return min(self.flops_per_s, intensity * self.bytes_per_s)
 
     def to_dict(self) -> dict[str, float | str]:

@@ -119,6 +119,16 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
+def add_kv_accuracy(parser: argparse.ArgumentParser) -> None:
+    """The options of `bench kv-accuracy`."""
+    parser.add_argument("--model", default="smollm2", metavar="NAME", help="default: %(default)s")
+    parser.add_argument(
+        "--tokens", type=int, default=64, metavar="N", help="longest text (default: 64)"
+    )
+    parser.add_argument("--threads", type=int, metavar="N", help="of torch")
+    add_json(parser)
+
+
 @contextmanager
 def model_directory(name: str, engine: dict[str, Any]) -> Iterator[Path]:
     """The directory of a model or a shape; a shape has no weights to load, and says so."""

@@ -167,8 +167,7 @@ def _add_doctor(commands: argparse._SubParsersAction) -> None:
 
 
 def _add_bench(commands: argparse._SubParsersAction) -> None:
-    names = "offline, latency, prefill, kernels, ladder, compare-transformers"
-    parser = commands.add_parser("bench", help=f"measure speed: {names}")
+    parser = commands.add_parser("bench", help=f"measure: {', '.join(_BENCHES)}")
     benches = parser.add_subparsers(metavar="BENCHMARK", required=True)
     for name, (module, text, add) in _BENCHES.items():
         add(_command(benches, name, module, text))
@@ -215,5 +214,12 @@ _BENCHES: dict[str, tuple[str, str, Callable[[argparse.ArgumentParser], None]]] 
         "Greedy, float32, one process, the same threads. transformers gets left-padded batches in\n"
         "the order of the requests; only tokens that were asked for count. Loading is not timed.",
         bench_options.add_compare,
+    ),
+    "kv-accuracy": (
+        "minivllm.cli.bench_kv_accuracy",
+        "What an 8-bit KV cache changes in a model's texts and logits, on a CPU.\n\n"
+        "Greedy texts of 16 chat prompts, and the raw logits at every position of the plain run's\n"
+        "texts. A bfloat16 cache is measured beside it, all else in float32.",
+        bench_options.add_kv_accuracy,
     ),
 }

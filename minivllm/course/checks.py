@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from minivllm.course.binding import Unit
+from minivllm.course.calls import Calls
 from minivllm.course.compare import Difference, compare, error_ratio, snapshot
 from minivllm.course.diagnosis import Outcome, Probe, Step, Trail, diagnosis_text, observe
 from minivllm.course.loading import location
@@ -164,7 +165,8 @@ class Check:
         judge: Callable[[Outcome], Difference | None],
         may_raise: type[BaseException] | None = None,
     ) -> None:
-        outcome = observe(probe, self.unit)
+        calls = Calls()
+        outcome = observe(probe, calls.of(self.unit))
         if outcome.error is not None and not (may_raise and isinstance(outcome.error, may_raise)):
             self._unfinished(outcome.error)
             difference: Difference | None = self._raised(outcome.error)
@@ -173,7 +175,8 @@ class Check:
         ratio = difference.ratio if difference else self._ratio
         self._trail.steps.append(Step(probe, outcome, difference is not None, ratio))
         if difference:
-            raise Failed(WRONG, difference.category, self._text(difference))
+            asked = calls.text(raised=outcome.error is not None)
+            raise Failed(WRONG, difference.category, self._text(difference, asked))
 
     def _unfinished(self, error: BaseException) -> None:
         """A stub's own error means todo; that of another task means blocked."""
@@ -196,11 +199,14 @@ class Check:
             text += f"\n{file.path.name}{where}: {line}"
         return Difference("raised", text)
 
-    def _text(self, difference: Difference) -> str:
+    def _text(self, difference: Difference, asked: str) -> str:
         parts = [("checked", self._what)] if self._what else []
         parts += [("result", difference.text)]
-        if self._recipe:
-            parts += [("input", self._recipe)]
+        # An example shows its own call.
+        asked = asked if difference.category != "example" else ""
+        recipe = f"made from {self._recipe}" if asked and self._recipe else self._recipe
+        if asked or recipe:
+            parts += [("input", f"{asked}\n{recipe}".strip())]
         return "\n".join(labelled(label, text) for label, text in parts)
 
 

@@ -7,7 +7,7 @@ that a given unit was used; nothing is patched. Lesson 02 onwards, `--engine`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any
@@ -33,6 +33,7 @@ SAMPLED: dict[str, Any] = {
     "seed": 1,
 }  # each of them must matter
 TOLERANCE = 1e-4  # of logits, float32 on a CPU
+LOOPS = ("generate_naive", "generate_cached")  # units that call a model until they have enough
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ def run_stage(name: str, model: str, units: Mapping[str, Any]) -> Trace:
     """The same on an earlier stage, which takes token ids; greedy, and then sampled."""
     calls = dict.fromkeys(units, 0)
     counted = {key: _counted(value, key, calls) for key, value in units.items()}
+    counted |= {key: _ending(counted[key]) for key in LOOPS if key in counted}
     stage = Stage(name, model, MAX_LEN, counted, device="cpu")
     vocab = stage.model.config.vocab_size
     prompts = [[(17 * i + 5) % vocab for i in range(length)] for length in (13, 5, 1)]
@@ -104,6 +106,27 @@ def run_stage(name: str, model: str, units: Mapping[str, Any]) -> Trace:
         raise RuntimeError(f"the stage {name} was run and never called {', '.join(unused)}")
     shown = [tuple(" ".join(map(str, ids)) for ids in lists) for lists in (prompts * 2, tokens)]
     return Trace(shown[0], tuple(tuple(ids) for ids in tokens), shown[1], tuple(logits))
+
+
+def _ending(loop: Callable[..., list[int]]) -> Callable[..., list[int]]:
+    """A decode loop whose model raises TimeoutError when it is called far too often."""
+
+    @wraps(loop)
+    def run(model: Callable[..., torch.Tensor], *args: Any) -> list[int]:
+        tokens = args[-2]  # (cache,) ids, max_new, eos_ids
+        calls = 0
+
+        def limited(*inputs: Any) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            # Work that is merely wasted is no endless loop: twice the calls still end.
+            if calls > 3 * tokens + 10:
+                raise TimeoutError(f"called {calls} times for {tokens} tokens: does the loop end?")
+            return model(*inputs)
+
+        return loop(limited, *args)
+
+    return run
 
 
 def _counted(value: Any, key: str, calls: dict[str, int]) -> Any:

@@ -1,14 +1,15 @@
 """`minivllm course lab`: a student's own copies of the lessons, and JupyterLab on them.
 
-Owns the copying, and the command line and environment of the server. Never overwrites a copy and
-never changes a user's own Jupyter settings. JupyterLab's root is the course's folder, so that a
+Owns the copying, and the command line and environment of the server. A copy starts without outputs:
+they would answer what the lesson asks one to guess. Never overwrites a copy and never changes a
+user's own Jupyter settings. JupyterLab's root is the course's folder, so that a
 lesson's link to its exercise opens beside it; it starts in work/. Serves chapter 00.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import subprocess
 import sys
 import webbrowser
@@ -39,8 +40,8 @@ def copy_lessons(course: Course) -> list[str]:
             if copy.exists():
                 messages.append(f"kept your work/{path.name}")
             else:
-                # copyfile, not copy: lessons of a shared folder may be read-only, copies never.
-                shutil.copyfile(path, copy)
+                # Written, not copied: lessons of a shared folder may be read-only, copies never.
+                copy.write_text(without_outputs(path.read_text(encoding="utf-8")), encoding="utf-8")
                 messages.append(f"copied work/{path.name}")
     except OSError as error:
         raise ValueError(
@@ -48,6 +49,15 @@ def copy_lessons(course: Course) -> list[str]:
             "of your own and run this there"
         ) from error
     return messages
+
+
+def without_outputs(notebook: str) -> str:
+    """A notebook's text as if no cell had been run; laid out as Jupyter writes it."""
+    content = json.loads(notebook)  # not by nbformat: a plain install copies lessons too
+    for cell in content["cells"]:
+        if cell["cell_type"] == "code":
+            cell |= {"outputs": [], "execution_count": None}
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
 def lab_command(course: Course, options: Sequence[str] = ()) -> list[str]:

@@ -4,11 +4,13 @@ import json
 import os
 import sys
 
+import nbformat
 import pytest
 
 import minivllm.course.lab as lab
-from grader_tools import ROOT
+from grader_tools import COURSE, ROOT
 from lab_browser import faults
+from minivllm.course.lessons import lesson_paths
 from minivllm.course.table import load_course
 
 LESSON = "02_rmsnorm.ipynb"
@@ -22,7 +24,7 @@ def course(tmp_path):
     (tmp_path / "exercises" / "course.toml").write_bytes(
         (ROOT / "exercises" / "course.toml").read_bytes()
     )
-    (tmp_path / "lessons" / LESSON).write_text("{}")
+    (tmp_path / "lessons" / LESSON).write_bytes((ROOT / "lessons" / LESSON).read_bytes())
     (tmp_path / "lessons" / "notes.ipynb").write_text("no lesson")
     return load_course(tmp_path)
 
@@ -45,6 +47,29 @@ def test_copies_once_and_never_again(course):
     assert lab.copy_lessons(course) == [f"kept your work/{LESSON}"]
     assert copy.read_text() == "mine"
     assert sorted(path.name for path in copy.parent.iterdir()) == [LESSON]
+
+
+@pytest.mark.parametrize("path", lesson_paths(COURSE), ids=lambda path: path.stem)
+def test_a_copy_has_no_outputs_and_is_else_the_lesson(path):
+    text = path.read_text(encoding="utf-8")
+    copy, lesson = (nbformat.reads(t, 4) for t in (lab.without_outputs(text), text))
+    nbformat.validate(copy)
+    code = [cell for cell in copy.cells if cell.cell_type == "code"]
+    assert code and all(not cell.outputs and cell.execution_count is None for cell in code)
+    for cell in lesson.cells:
+        if cell.cell_type == "code":
+            assert cell.execution_count  # the lesson itself keeps what it shows
+            cell.outputs, cell.execution_count = [], None
+    assert copy == lesson
+    assert lab.without_outputs(text) == nbformat.writes(lesson) + "\n"
+
+
+def test_what_is_copied_has_no_outputs(course):
+    committed = (course.root / "lessons" / LESSON).read_bytes()
+    lab.copy_lessons(course)
+    copy = json.loads((course.root / "work" / LESSON).read_text(encoding="utf-8"))
+    assert not any(cell.get("outputs") for cell in copy["cells"])
+    assert (course.root / "lessons" / LESSON).read_bytes() == committed
 
 
 def test_a_copy_of_a_read_only_lesson_can_be_written(course):

@@ -130,7 +130,7 @@ def test_lab_copies_lessons_once(tmp_path, capsys):
 
     course = make_course(tmp_path)
     (tmp_path / "lessons").mkdir()
-    (tmp_path / "lessons" / "01_scale.ipynb").write_text("{}")
+    (tmp_path / "lessons" / "01_scale.ipynb").write_text('{"cells": []}')
     assert open_lab(course, launch=False) == 0
     (tmp_path / "work" / "01_scale.ipynb").write_text("mine")
     assert open_lab(course, launch=False) == 0

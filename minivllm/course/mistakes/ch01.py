@@ -378,6 +378,27 @@ def called_twice(
     return tokens[len(ids) :]
 
 
+@mistake(
+    "ch01.1",
+    "endless loop",
+    "the loop never ends: the list whose length it looks at does not grow. Append each new token "
+    "to the list that you measure and pass to the model.",
+    engine_visible=True,
+)
+def never_ends(
+    model: Callable[[torch.Tensor], torch.Tensor],
+    ids: list[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+) -> list[int]:
+    tokens, new = list(ids), []
+    while len(tokens) - len(ids) < max_new:
+        new.append(best(model, tokens))
+        if new[-1] in eos_ids:
+            break
+    return new
+
+
 # The right answer in pieces, so that each mistake below changes one of them.
 
 
@@ -723,6 +744,36 @@ def subtracted_in_half(
 
 @mistake(
     "ch01.2",
+    "row by row in bfloat16",
+    "a .float() is missing: each row is cut and its softmax taken in the dtype of the logits, and "
+    "bfloat16 has three digits. Upcast the logits before anything else.",
+)
+def rows_in_half(
+    logits: torch.Tensor, temperature: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
+) -> torch.Tensor:
+    out = torch.zeros(logits.shape)
+    for i, row in enumerate(logits):
+        # Numbers, not tensors: a float times bfloat16 stays bfloat16.
+        t, k, p = temperature[i].item(), int(top_k[i]), top_p[i].item()
+        if t < 1e-5 or k == 1:
+            out[i, row.argmax()] = 1.0
+            continue
+        x = (row - row.max()) / t
+        if k:
+            x = x.masked_fill(x < x.sort(descending=True).values[min(k, len(x)) - 1], -math.inf)
+        if p < 1:
+            ranked = x.sort(descending=True).values
+            below = int((ranked.softmax(-1).cumsum(-1) < p).sum())
+            if below == 0:
+                out[i, row.argmax()] = 1.0
+                continue
+            x = x.masked_fill(x < ranked[min(below, len(x) - 1)], -math.inf)
+        out[i] = x.softmax(-1)
+    return out
+
+
+@mistake(
+    "ch01.2",
     "one behind the crossing",
     "top-p keeps one token too many: it ends with the one that crosses top_p.",
     engine_visible=True,
@@ -1040,6 +1091,18 @@ def clamped_plain(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
 )
 def reaches_plain(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
     return (probs.double().cumsum(dim=-1) >= u[:, None]).int().argmax(dim=-1)
+
+
+@mistake(
+    "ch01.3",
+    "searchsorted without right=True",
+    "searchsorted finds the first running sum that reaches u; with right=True it finds the first "
+    "that exceeds it. So an edge goes to the token before it, and u = 0 gives a token of "
+    "probability 0. And the sums are taken as they are: where u is beyond them the result is V, "
+    "which is no token.",
+)
+def searched_left(probs: torch.Tensor, u: torch.Tensor) -> torch.Tensor:
+    return torch.searchsorted(probs.cumsum(dim=-1), u[:, None])[:, 0]
 
 
 @mistake(

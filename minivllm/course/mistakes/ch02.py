@@ -28,6 +28,16 @@ def eps_outside(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @mistake(
     "ch02.1",
+    "eps outside the root, no float32",
+    "two things at once: eps is added to the root and belongs under it, to the mean square; and "
+    "a .float() is missing, so float16 squares overflow.",
+)
+def eps_outside_no_float(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True).sqrt() + eps) * weight
+
+
+@mistake(
+    "ch02.1",
     "eps added to the factor",
     "eps is added after the reciprocal root, where it does next to nothing: a row of zeros gives "
     "NaN. It belongs under the root, to the mean square.",

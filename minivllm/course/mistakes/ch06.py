@@ -529,3 +529,28 @@ def with_prompt(
             break
         step = new[-1:]
     return [*ids, *new]
+
+
+@mistake(
+    "ch06.2",
+    "endless loop",
+    "the loop never ends: it looks at the length of the prompt, which does not grow. Count the "
+    "new tokens.",
+    engine_visible=True,
+)
+def never_ends(
+    model: Callable[[torch.Tensor, KVCache], torch.Tensor],
+    cache: KVCache,
+    ids: list[int],
+    max_new: int,
+    eos_ids: Collection[int] = (),
+) -> list[int]:
+    cache.reset()
+    new: list[int] = []
+    step, length = list(ids), len(ids)
+    while length < len(ids) + max_new:
+        new.append(best(model, step, cache))
+        if new[-1] in eos_ids:
+            break
+        step = new[-1:]
+    return new
