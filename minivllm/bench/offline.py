@@ -50,9 +50,9 @@ def describe_graphs(llm: LLM) -> dict[str, float] | None:
     if graphs is None:
         return None
     return {
-        "count": len(graphs.buckets),
-        "capture_seconds": graphs.capture_seconds,
-        "capture_bytes": graphs.capture_bytes,
+        "count": graphs.count,
+        "capture_seconds": graphs.seconds,
+        "capture_bytes": graphs.num_bytes,
     }
 
 

@@ -42,7 +42,6 @@ def run_prefill(args: argparse.Namespace) -> int:
     """Run `bench prefill`."""
     _check("--length", args.length)
     engine = options.engine_options(args)
-    engine.setdefault("enforce_eager", True)  # graphs are for decode: capturing them is time lost
 
     def sweep(llm: LLM, machine: Machine) -> list[dict[str, float]]:
         from minivllm.bench.latency import sweep_prompts

@@ -2,7 +2,8 @@
 
 Owns which forms are compiled and what may vary between calls. Never has arithmetic of its own: what
 is compiled are the units themselves. Attention and the KV store stay plain, for they loop over rows
-or pick them by value, and a compiler sees nothing to fuse there. Lesson 13.
+or pick them by value, and a compiler sees nothing to fuse there; so does sampling, for torch 2.11
+makes 32-bit numbers of the 64-bit products that random numbers are made of. Lesson 13.
 """
 
 from __future__ import annotations
@@ -14,15 +15,12 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from minivllm.ops import activations, kv, norms, rope, sampling
-from minivllm.ops.sampling import SamplingBatch
-from minivllm.sampling_params import GREEDY_TEMPERATURE
+from minivllm.ops import activations, kv, norms, rope
 
 CAPABILITY = (7, 0)  # the oldest that torch.compile makes Triton kernels for
 COMPILERS = {"darwin": "clang++", "win32": "cl"}  # what torch calls, unless CXX names another
@@ -114,24 +112,3 @@ def _qk_norm_rope(
         q = norms.rms_norm(q, q_weight, eps)
         k = norms.rms_norm(k, k_weight, eps)
     return rope.apply_rope(q, positions, cos, sin), rope.apply_rope(k, positions, cos, sin)
-
-
-def sample(logits: torch.Tensor, batch: SamplingBatch, vocab_start: int = 0) -> torch.Tensor:
-    """See `sampling.sample`. logits: [B, V] -> token ids [B] int64."""
-    if batch.all_greedy or batch.any_filter:
-        return sampling.sample(logits, batch, vocab_start)  # one argmax, or sorts: nothing to fuse
-    greedy = batch.temperature < GREEDY_TEMPERATURE
-    # All rows draw and greedy ones drop what they drew: picking rows would be a new shape a step.
-    batch = replace(batch, temperature=torch.where(greedy, 1.0, batch.temperature))
-    numbers = (batch.temperature, batch.seed, batch.sample_index, batch.position)
-    for tensor in (*numbers, logits, greedy):
-        _tokens(tensor)
-    return _compiled(_draw)(logits, batch, greedy, vocab_start)
-
-
-def _draw(
-    logits: torch.Tensor, batch: SamplingBatch, greedy: torch.Tensor, vocab_start: int
-) -> torch.Tensor:
-    """greedy: [B] bool. Greedy rows read the raw logits, as in `sampling.sample`."""
-    drawn = sampling.scores(logits, batch, vocab_start).argmax(dim=-1)
-    return torch.where(greedy, logits.argmax(dim=-1), drawn) + vocab_start

@@ -114,7 +114,6 @@ def _compiled_forms() -> tuple[Fused, ...]:
             compiled.qk_norm_rope_store,
             frozenset({"rms_norm", "apply_rope", "store_kv"}),
         ),
-        Fused("sample", compiled.sample, frozenset({"sample"})),
     )
 
 

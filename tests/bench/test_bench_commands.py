@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
-from minivllm.bench import ladder, record_gpu
+from minivllm.bench import ladder, offline, record_gpu
 from minivllm.cli import main
+from minivllm.engine.step_graphs import StepGraphs
 
 SIZES = ["--num-requests", "3", "--prompt-len", "4", "8", "--output-len", "3", "14"]
 
@@ -39,6 +41,14 @@ def test_offline(kv, model, tmp_path, capsys):
     assert start["total"] == pytest.approx(start["import torch"] + start["load"])
     text = capsys.readouterr().out
     assert "roofline" in text and "decode step 1 (3 rows" in text
+
+
+def test_what_capturing_cost_is_told():
+    decode, prefill = SimpleNamespace(buckets=[1, 2]), SimpleNamespace(buckets=[64])
+    graphs = StepGraphs(decode, prefill, seconds=1.5, num_bytes=7)
+    llm = SimpleNamespace(engine=SimpleNamespace(runner=SimpleNamespace(graphs=graphs)))
+    told = {"count": 3, "capture_seconds": 1.5, "capture_bytes": 7}
+    assert offline.describe_graphs(llm) == told
 
 
 def test_latency_and_prefill(model, tmp_path, capsys):

@@ -17,4 +17,4 @@ def test_k16_every_batch_size_has_a_bucket(limit: int) -> None:
         bucket = pick_bucket(buckets, rows)
         smaller = [size for size in buckets if size < bucket]
         assert bucket >= rows and all(size < rows for size in smaller)
-        assert bucket - rows < max(8, 33 if rows > 256 else 8), (rows, bucket)
+        assert bucket - rows < (8 if rows <= 64 else 16 if rows <= 256 else 32), (rows, bucket)

@@ -32,7 +32,7 @@ def test_fused_forms_of_a_backend() -> None:
     assert ops.prefill_attention is sdpa.prefill_attention
     assert ops.decode_attention is sdpa.paged_decode
     ops = build_ops("compile", {})
-    assert ops.rms_norm is compiled.rms_norm and ops.sample is compiled.sample
+    assert ops.rms_norm is compiled.rms_norm and ops.sample is UNITS["sample"]
     assert ops.decode_attention is attention.paged_decode  # loops over rows: stays plain
 
 
