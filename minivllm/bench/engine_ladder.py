@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 # torch's decode attention is a loop over the rows: its speed does not grow with them, and the
 # whole workload would take it minutes.
-TORCH_REQUESTS, TORCH_TOKENS = 8, 200
+TORCH_REQUESTS, TORCH_TOKENS = 8, 64
 
 
 @dataclass(frozen=True, slots=True)

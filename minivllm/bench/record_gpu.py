@@ -54,7 +54,7 @@ def parts(out: Path, model: str, device: str, small: bool = False) -> list[Part]
         bench("offline_fp8", 55, *sizes, "--repeat", "2", "--kv-cache-dtype", "fp8"),
         bench("latency", 40, *latency),
         bench("prefill", 35, *prefill),
-        bench("ladder", 150, *sizes),
+        bench("ladder", 240, *sizes),
         Part(
             "stages",
             ("minivllm.bench.record_stages", "--device", device, *stages)
