@@ -46,6 +46,16 @@ def test_the_readme_stays_short():
     assert len(README.splitlines()) <= 200
 
 
+def test_the_readmes_speed_is_the_recorded_one():
+    figures = []
+    for name in ("offline", "offline_fp8"):
+        record = json.loads((ROOT / "lessons" / "data" / f"{name}.json").read_text())
+        figures.append(f"{record['best']['output_tokens_per_s']:,.0f}")
+        if name == "offline":
+            assert f"{100 * record['roofline']['share']:.0f} % of the roofline" in README
+    assert all(figure in README for figure in figures), figures
+
+
 def test_pinned_versions_are_the_tested_ones():
     """Every `name==version` in a guide is that of constraints/cpu.txt."""
     constraints = (ROOT / "constraints" / "cpu.txt").read_text(encoding="utf-8")
