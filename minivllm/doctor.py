@@ -111,7 +111,7 @@ def _hub_models() -> list[str]:
 def _engine() -> Facts:
     import torch
 
-    from minivllm.engine.build import capability, pick_device, pick_dtype
+    from minivllm.engine.device import capability, pick_device, pick_dtype
     from minivllm.ops.backends import select_backend
 
     device = pick_device("auto")

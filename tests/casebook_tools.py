@@ -15,7 +15,7 @@ import torch
 from minivllm import LLM, RequestOutput, SamplingParams
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.device_state import DeviceState
-from minivllm.engine.input_batch import build_inputs
+from minivllm.engine.input_batch import pack_rows
 from minivllm.engine.prefix_cache import PrefixCache
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence as Seq
@@ -110,9 +110,10 @@ def prepared(plan: StepPlan, block_size: int) -> list[Any]:
     device = torch.device("cpu")
     split, found = plan.num_decode, []
     if plan.rows[split:]:
-        inputs = build_inputs(plan.rows[split:], block_size, device)
+        packed = pack_rows(plan.rows[split:], block_size)
+        inputs = packed.to(device)
         fields = dataclasses.asdict(inputs.batch)
-        found = [inputs.ids.tolist(), inputs.last_rows]
+        found = [inputs.ids.tolist(), packed.last_rows]
         found += [v.tolist() if isinstance(v, torch.Tensor) else v for v in fields.values()]
     state = DeviceState(len(plan.rows), 200, device)
     slots = state.assign(plan)

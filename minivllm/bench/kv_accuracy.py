@@ -19,7 +19,7 @@ import torch
 
 from minivllm.bench.environment import stamp
 from minivllm.config import ModelConfig
-from minivllm.engine.input_batch import build_inputs
+from minivllm.engine.input_batch import pack_rows
 from minivllm.engine.step_plan import ScheduledRow
 from minivllm.llm import LLM
 from minivllm.ops import kv
@@ -176,7 +176,7 @@ def next_logits(llm: LLM, prompt: list[int], tokens: list[int]) -> torch.Tensor:
     blocks = list(range(-(-len(ids) // runner.block_size)))
     # Below zero: no sequence of the engine has this id.
     row = ScheduledRow(-1, 0, 0, len(ids), ids, blocks, None)
-    inputs = build_inputs([row], runner.block_size, runner.device)
+    inputs = pack_rows([row], runner.block_size).to(runner.device)
     hidden = runner.model(inputs.ids, inputs.batch, runner.kv_cache, runner.kv_scales)
     llm.reset_prefix_cache()  # blocks that it knew have been written to
     return runner.model.logits(hidden[len(prompt) - 1 :]).float()

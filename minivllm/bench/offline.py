@@ -27,7 +27,7 @@ def measure_ceilings(model: ModelConfig, device: str, dtype: str) -> roofline.Ce
     """
     import torch
 
-    from minivllm.engine.build import pick_device, pick_dtype
+    from minivllm.engine.device import pick_device, pick_dtype
 
     target = pick_device(device)
     found = roofline.ceilings(target, pick_dtype(dtype, model.dtype, target))

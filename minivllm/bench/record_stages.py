@@ -20,7 +20,7 @@ from minivllm.bench.environment import stamp
 from minivllm.bench.ladder import RECORD
 from minivllm.bench.roofline import ceilings
 from minivllm.bench.shapes import shape_directory
-from minivllm.engine.build import pick_device
+from minivllm.engine.device import pick_device
 
 SHAPE = "smollm2-135m-shape"
 LENGTHS = (64, 512, 1024, 2048, 3072, 4096)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     with model_directory(args.model, given) as path:
         from minivllm.bench import engine_ladder
         from minivllm.bench.environment import stamp
-        from minivllm.engine.build import pick_device
+        from minivllm.engine.device import pick_device
 
         model = ModelConfig.from_dir(path)
         workload = spec.build(model.vocab_size)

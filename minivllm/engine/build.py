@@ -1,4 +1,4 @@
-"""Puts an engine together: the one place where device, dtype and parts are chosen.
+"""Puts an engine together: the one place where device, dtype, backend and parts meet.
 
 Owns the order of construction and nothing afterwards. Lesson 00.
 """
@@ -6,18 +6,21 @@ Owns the order of construction and nothing afterwards. Lesson 00.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from minivllm.config import ModelConfig
 from minivllm.engine import kv_pool
 from minivllm.engine.block_manager import BlockManager
+from minivllm.engine.device import capability, on_device, pick_device, pick_dtype
 from minivllm.engine.engine import Engine
-from minivllm.engine.memory_probe import activation_bytes
+from minivllm.engine.memory_probe import activation_bytes, most_tokens
 from minivllm.engine.model_runner import ModelRunner
+from minivllm.engine.prefill_graphs import MOST_TOKENS
 from minivllm.engine.prefix_cache import PrefixCache
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine_config import EngineConfig
@@ -37,7 +40,7 @@ from minivllm.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
 
-# Graphs besides their tensors; 35 decode buckets of a 28-layer model take about a third of it.
+# Graphs besides their tensors; those of a 28-layer model at 256 seats take about a third of it.
 GRAPH_BYTES = 512 * 2**20
 
 
@@ -71,31 +74,21 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
         level = logging.INFO if device.type == "cpu" else logging.WARNING
         logger.log(level, "running eagerly and in step with your own %s", ", ".join(given))
     ops = build_ops(backend, parts, config.kv_cache_dtype)
-    assert config.max_model_len is not None
-    model = load_model(
-        path,
-        model_config,
-        ops,
-        max_position=config.max_model_len,
-        dtype=dtype,
-        device=device,
-        load_format=config.load_format,
-        seed=config.seed,
-    )
     in_step = device.type == "cpu" or bool(given)  # a user's part may look at what a step computed
-    captured = (
-        device.type == "cuda" and backend in CAPTURABLE and not (config.enforce_eager or given)
-    )
-    runner = build_runner(config, model, ops, dtype, device, captured)
-    if captured:
-        of_prefill = config.max_num_batched_tokens if backend in CAPTURABLE_PREFILL else None
-        graphs = runner.capture_graphs(of_prefill)
-        logger.info(
-            "captured %d graphs in %.1f s, %.0f MiB",
-            graphs.count,
-            graphs.seconds,
-            graphs.num_bytes / 2**20,
+    captured = _captured("" if in_step or config.enforce_eager else backend)
+    assert config.max_model_len is not None
+    with on_device(device):
+        model = load_model(
+            path,
+            model_config,
+            ops,
+            max_position=config.max_model_len,
+            dtype=dtype,
+            device=device,
+            load_format=config.load_format,
+            seed=config.seed,
         )
+        runner = build_runner(config, model, ops, dtype, device, captured)
     eos_ids = set(model_config.eos_token_ids)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         eos_ids.add(tokenizer.eos_token_id)
@@ -111,13 +104,24 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
     return Built(engine, config, model_config, tokenizer, parts, backend)
 
 
+class Captured(NamedTuple):
+    """Which launches become graphs."""
+
+    decode: bool
+    prefill: bool
+
+
+def _captured(backend: str) -> Captured:
+    return Captured(backend in CAPTURABLE, backend in CAPTURABLE_PREFILL)
+
+
 def build_runner(
     config: EngineConfig,
     model: CausalLM,
     ops: Ops,
     dtype: torch.dtype,
     device: torch.device,
-    captured: bool,
+    captured: Captured,
 ) -> ModelRunner:
     """The runner with its KV pool, sized by what is left once weights and a step have theirs."""
     assert config.max_model_len is not None
@@ -134,16 +138,36 @@ def build_runner(
 
     max_model_len = config.max_model_len
     kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
-    if config.num_kvcache_blocks is not None:
-        return make(config.num_kvcache_blocks)
-    if device.type == "cpu":
-        return make(kv_pool.num_blocks(config, model.config, kv_dtype, kv_pool.cpu_room()))
-    logits_bytes = config.max_num_seqs * model.config.vocab_size * dtype.itemsize
-    reserved = activation_bytes(make, config)
-    if captured:  # a step's own memory once more: the graphs keep theirs
-        reserved += reserved + logits_bytes + GRAPH_BYTES
-    room = kv_pool.gpu_room(config, device, reserved)
-    return make(kv_pool.num_blocks(config, model.config, kv_dtype, room))
+    blocks = config.num_kvcache_blocks
+    if blocks is None and device.type == "cpu":
+        blocks = kv_pool.num_blocks(config, model.config, kv_dtype, kv_pool.cpu_room())
+    elif blocks is None:
+        reserved = step_bytes(make, config, captured)
+        if captured.decode:
+            reserved += config.max_num_seqs * model.config.vocab_size * dtype.itemsize + GRAPH_BYTES
+        room = kv_pool.gpu_room(config, device, reserved)
+        blocks = kv_pool.num_blocks(config, model.config, kv_dtype, room)
+    runner = make(blocks)
+    if captured.decode:
+        graphs = runner.capture_graphs(most_tokens(config) if captured.prefill else None)
+        logger.info(
+            "captured %d graphs in %.1f s, %.0f MiB",
+            graphs.count,
+            graphs.seconds,
+            graphs.num_bytes / 2**20,
+        )
+    return runner
+
+
+def step_bytes(make: Callable[[int], ModelRunner], config: EngineConfig, captured: Captured) -> int:
+    """What the largest step takes, and what the graphs keep of the largest one they hold."""
+    tokens = most_tokens(config)
+    largest = activation_bytes(make, config, tokens)
+    if not captured.prefill:
+        return largest
+    if tokens <= MOST_TOKENS:
+        return 2 * largest
+    return largest + activation_bytes(make, config, MOST_TOKENS)
 
 
 def build_scheduler(config: EngineConfig, blocks: int, parts: Mapping[str, Part]) -> Scheduler:
@@ -167,39 +191,3 @@ def load_tokenizer(path: Path) -> Tokenizer | None:
     if not any((path / name).exists() for name in names):
         return None
     return Tokenizer.from_dir(path)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of the engine; "auto" is the current GPU where there is one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"device={name!r} is unknown; one of auto, cpu, cuda, cuda:N") from None
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={name!r} is not supported; one of auto, cpu, cuda, cuda:N")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r} was asked for, and torch sees no CUDA device")
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
-    return device
-
-
-def capability(device: torch.device) -> tuple[int, int] | None:
-    """Compute capability of a GPU, e.g. (9, 0); None for a CPU."""
-    return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-
-
-def pick_dtype(name: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    """float32 on a CPU (bfloat16 batches are 2-7 times slower there); else the checkpoint's type.
-
-    GPUs before sm80 have no bfloat16 arithmetic: float16 takes its place.
-    """
-    if name != "auto":
-        return getattr(torch, name)
-    if device.type == "cpu":
-        return torch.float32
-    if checkpoint == "bfloat16" and torch.cuda.get_device_capability(device) < (8, 0):
-        return torch.float16
-    return getattr(torch, checkpoint)

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from minivllm.engine.graphs import Pool, capture, pick_bucket
+from minivllm.engine.graphs import GraphPool, pick_bucket
 from minivllm.ops.pinned import PinnedRing
 
 # (slots [B], blocks [B], logits out [B, V]) -> sampled ids [B]
@@ -31,11 +31,10 @@ def decode_buckets(max_num_seqs: int) -> list[int]:
 
 
 class DecodeGraphs:
-    """All buckets of one decode function."""
+    """Decode at all batch sizes."""
 
     def __init__(
         self,
-        decode: Decode,
         *,
         max_num_seqs: int,
         vocab_size: int,
@@ -44,7 +43,6 @@ class DecodeGraphs:
         device: torch.device,
     ) -> None:
         self.buckets = decode_buckets(max_num_seqs)
-        self._decode = decode
         self._pad = (pad_slot, 0)
         # Slot and block side by side: one copy a step brings both.
         self._inputs = torch.zeros(max_num_seqs, 2, dtype=torch.int64, device=device)
@@ -54,14 +52,16 @@ class DecodeGraphs:
         self.logits = torch.empty(max_num_seqs, vocab_size, dtype=dtype, device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
 
-    def capture(self, pool: Pool | None) -> Pool | None:
-        """Record every bucket. All rows are pads: nothing is stored, no sequence is touched."""
+    def capture(self, decode: Decode, pool: GraphPool) -> None:
+        """Record every bucket. All rows are pads: nothing is stored, no sequence is touched.
+
+        decode is not kept: it holds the runner, and a runner in a ring of references would keep its
+        KV pool until the next search for garbage.
+        """
         for bucket in reversed(self.buckets):
             slots, blocks = self._inputs[:bucket].unbind(1)
-            step = partial(self._decode, slots, blocks, self.logits[:bucket])
-            graph, sampled, pool = capture(step, pool)
-            self._graphs[bucket] = (graph, sampled)
-        return pool
+            step = partial(decode, slots, blocks, self.logits[:bucket])
+            self._graphs[bucket] = pool.capture(step)
 
     def replay(self, slots: list[int], blocks: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Run a batch -> sampled ids [B], logits [B, V]; the next replay overwrites both."""

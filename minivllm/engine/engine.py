@@ -135,6 +135,8 @@ class Engine:
                     f"sequence {row.seq_id} was planned up to token {row.end} with "
                     f"{len(row.block_table)} blocks; it needs {needed}"
                 )
+            if len(row.block_table) > needed:  # blocks held in reserve: no table has room for them
+                row.block_table = row.block_table[:needed]
 
     def _take_in(self, plan: StepPlan, result: StepResult) -> list[RequestState]:
         """Hand a step's results to scheduler and requests, in the order of its rows."""
@@ -231,8 +233,8 @@ def collector_paused() -> Iterator[None]:
     have nothing to do for that long, some three times in the 5.5 s of the standard run.
     """
     enabled = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()  # inside: Ctrl-C right behind it must find the way out
         yield
     finally:
         if enabled:

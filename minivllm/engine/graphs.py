@@ -1,7 +1,6 @@
 """Captures a function as a CUDA graph: one launch instead of some three hundred.
 
-Owns the rule of capturing and the choice of a bucket, for decode and for prefill. Never knows what
-it captures. Lesson 15.
+Owns the rules of capturing, for decode and for prefill. Never knows what it captures. Lesson 15.
 
 | rule | because |
 |---|---|
@@ -20,7 +19,6 @@ from typing import TypeVar
 import torch
 
 Output = TypeVar("Output")
-Pool = tuple[int, int]
 
 
 def pick_bucket(buckets: list[int], size: int) -> int:
@@ -28,14 +26,24 @@ def pick_bucket(buckets: list[int], size: int) -> int:
     return buckets[bisect_left(buckets, size)]
 
 
-def capture(
-    function: Callable[[], Output], pool: Pool | None
-) -> tuple[torch.cuda.CUDAGraph, Output, Pool]:
-    """Record `function`: its graph, its outputs' tensors, and the pool for the next capture."""
-    # Outside the graph first: kernels are compiled and libraries set up by a first call.
-    function()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        output = function()
-    return graph, output, pool or graph.pool()
+class GraphPool:
+    """The memory that the graphs of one engine share, and the stream on which all are recorded.
+
+    Both belong to the GPU that is current when this is made; torch's own capture stream stays with
+    the first GPU that ever captured.
+    """
+
+    def __init__(self) -> None:
+        self._stream = torch.cuda.Stream()
+        self._memory: tuple[int, int] | None = None  # torch's handle, once there is a graph
+
+    def capture(self, function: Callable[[], Output]) -> tuple[torch.cuda.CUDAGraph, Output]:
+        """Record `function`: its graph and the tensors that a replay leaves its results in."""
+        # Outside the graph first: kernels are compiled and libraries set up by a first call.
+        function()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+            output = function()
+        self._memory = self._memory or graph.pool()
+        return graph, output

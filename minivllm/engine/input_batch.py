@@ -28,7 +28,6 @@ class InputBatch:
 
     ids: torch.Tensor  # [T] int64
     batch: AttentionBatch
-    last_rows: list[int]  # index into T of each row's last token
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +62,7 @@ class PackedRows:
             max_seqlen_q=int(np.diff(self.bounds).max()),
             num_decode=0,
         )
-        return InputBatch(copied(self.ids), batch, self.last_rows)
+        return InputBatch(copied(self.ids), batch)
 
 
 def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> PackedRows:
@@ -84,8 +83,3 @@ def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> PackedRows:
         bounds=np.concatenate(([0], np.cumsum([row.num_tokens for row in rows]))),
         tables=tables,
     )
-
-
-def build_inputs(rows: Sequence[ScheduledRow], block_size: int, device: torch.device) -> InputBatch:
-    """Pack the rows and copy them to the device."""
-    return pack_rows(rows, block_size).to(device)

@@ -1,6 +1,6 @@
 """How much GPU memory a step needs besides weights and KV cache, found by running one.
 
-Owns the largest step that the scheduler may plan, as a plan of pad-like rows. Never guesses: what a
+Owns the largest step that the scheduler may plan. Never guesses: what a
 formula leaves out (workspaces, the sampler's float32 logits) shows up as an out-of-memory error in
 the middle of a run. Lesson 08.
 """
@@ -16,12 +16,19 @@ from minivllm.engine.step_plan import RowSampling, ScheduledRow, StepPlan
 from minivllm.engine_config import EngineConfig
 
 
-def largest_step(config: EngineConfig) -> StepPlan:
-    """A plan that fills the token budget, with as many sequences as may run."""
+def most_tokens(config: EngineConfig) -> int:
+    """Tokens of the largest step: the budget, or what all sequences hold where that is less."""
     assert config.max_num_batched_tokens is not None and config.max_model_len is not None
-    count = config.max_num_seqs
-    length = max(1, min(config.max_num_batched_tokens // count, config.max_model_len))
-    blocks = -(-length // config.kvcache_block_size)
+    return min(config.max_num_batched_tokens, config.max_num_seqs * config.max_model_len)
+
+
+def step_of(config: EngineConfig, tokens: int) -> StepPlan:
+    """A plan of so many tokens, in as many sequences as may run."""
+    count = min(config.max_num_seqs, tokens)
+    lengths = [tokens // count + (index < tokens % count) for index in range(count)]
+    # The same blocks for all: what is stored does not matter, and a pool of its own size might
+    # not fit where the engine does.
+    blocks = list(range(-(-lengths[0] // config.kvcache_block_size)))
     rows = [
         ScheduledRow(
             seq_id=index,
@@ -29,21 +36,23 @@ def largest_step(config: EngineConfig) -> StepPlan:
             start=0,
             end=length,
             token_ids=[0] * length,
-            block_table=list(range(index * blocks, (index + 1) * blocks)),
+            block_table=blocks,
             sampling=RowSampling(1.0, 0, 0.9, 0.0, 0, 0, length),
         )
-        for index in range(count)
+        for index, length in enumerate(lengths)
     ]
     return StepPlan(rows, num_decode=0)
 
 
-def activation_bytes(make_runner: Callable[[int], ModelRunner], config: EngineConfig) -> int:
-    """Peak of the largest step beyond what was allocated before it.
+def activation_bytes(
+    make_runner: Callable[[int], ModelRunner], config: EngineConfig, tokens: int
+) -> int:
+    """Peak of a step of so many tokens beyond what was allocated before it.
 
     make_runner: number of KV blocks -> a runner; the one made here is gone when this returns.
     """
-    plan = largest_step(config)
-    runner = make_runner(sum(len(row.block_table) for row in plan.rows))
+    plan = step_of(config, tokens)
+    runner = make_runner(len(plan.rows[0].block_table))
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()

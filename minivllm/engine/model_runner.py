@@ -17,6 +17,7 @@ import torch
 
 from minivllm.engine.decode_graphs import DecodeGraphs
 from minivllm.engine.decode_step import decode_step
+from minivllm.engine.device import on_device
 from minivllm.engine.device_state import DeviceState
 from minivllm.engine.input_batch import pack_rows
 from minivllm.engine.prefill_graphs import PrefillGraphs
@@ -25,9 +26,11 @@ from minivllm.engine.step_graphs import StepGraphs, capture_all
 from minivllm.engine.step_plan import ScheduledRow, StepPlan, StepResult
 from minivllm.models.decoder import CausalLM
 from minivllm.ops.attention_batch import AttentionBatch
-from minivllm.ops.pinned import OnItsWay, start_copy_to_host, to_device
+from minivllm.ops.pinned import OnItsWay, record_event, start_copy_to_host, to_device
 from minivllm.ops.sampling import SamplingBatch
 from minivllm.ops.table import Ops
+
+SCORED_ROWS = 256  # of a prompt's log-probabilities at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,8 @@ class Launched:
 
     plan: StepPlan
     sampled: list[Sampled]
-    prompt_logprobs: dict[int, PendingLogprobs]  # by row of the plan
+    prompt_logprobs: dict[int, list[PendingLogprobs]]  # by row of the plan, in slices
+    ended: torch.cuda.Event | None  # behind all of it
 
 
 class ModelRunner:
@@ -83,15 +87,18 @@ class ModelRunner:
         slots = self.state.assign(plan)
         split = plan.num_decode
         sampled: list[Sampled] = []
-        prompt_logprobs: dict[int, PendingLogprobs] = {}
-        if split > 0:
-            sampled.append(self._decode(plan.rows[:split], slots[:split]))
-        if split < len(plan.rows):
-            self._prefill(plan, slots, sampled, prompt_logprobs)
-        return Launched(plan, sampled, prompt_logprobs)
+        prompt_logprobs: dict[int, list[PendingLogprobs]] = {}
+        with on_device(self.device):
+            if split > 0:
+                sampled.append(self._decode(plan.rows[:split], slots[:split]))
+            if split < len(plan.rows):
+                self._prefill(plan, slots, sampled, prompt_logprobs)
+            return Launched(plan, sampled, prompt_logprobs, record_event(self.device))
 
     def collect(self, launched: Launched) -> StepResult:
         """Wait for a step and read its results, in the order of its plan's rows."""
+        if launched.ended is not None:
+            launched.ended.synchronize()  # a chunk that samples nothing is waited for as well
         count = len(launched.plan.rows)
         result = StepResult([None] * count, [None] * count, [[] for _ in range(count)])
         for part in launched.sampled:
@@ -101,8 +108,9 @@ class ModelRunner:
             ):
                 result.token_ids[row] = token
                 result.logprobs[row] = logprobs[i]
-        for row, pending in launched.prompt_logprobs.items():
-            result.prompt_logprobs[row] = [item for item in pending.read() if item is not None]
+        for row, slices in launched.prompt_logprobs.items():
+            found = [item for pending in slices for item in pending.read()]
+            result.prompt_logprobs[row] = [item for item in found if item is not None]
         return result
 
     @torch.inference_mode()
@@ -123,7 +131,6 @@ class ModelRunner:
             out.copy_(self.model(ids, batch, self.kv_cache, self.kv_scales))
 
         decode_graphs = DecodeGraphs(
-            decode,
             max_num_seqs=state.num_slots,
             vocab_size=weight.shape[0],
             dtype=weight.dtype,
@@ -133,7 +140,6 @@ class ModelRunner:
         prefill_graphs = None
         if max_tokens is not None:
             prefill_graphs = PrefillGraphs(
-                prefill,
                 max_tokens=max_tokens,
                 max_rows=state.num_slots,
                 table_width=width,
@@ -141,7 +147,8 @@ class ModelRunner:
                 dtype=weight.dtype,
                 device=self.device,
             )
-        self.graphs = capture_all(decode_graphs, prefill_graphs)
+        with on_device(self.device):
+            self.graphs = capture_all(decode_graphs, decode, prefill_graphs, prefill)
         return self.graphs
 
     def _decode_step(
@@ -190,7 +197,7 @@ class ModelRunner:
         plan: StepPlan,
         slots: Sequence[int],
         sampled: list[Sampled],
-        prompt_logprobs: dict[int, PendingLogprobs],
+        prompt_logprobs: dict[int, list[PendingLogprobs]],
     ) -> None:
         """Launch the prefill rows: chunks of prompts; those that reach the end sample a token."""
         first, rows = plan.num_decode, plan.rows[plan.num_decode :]
@@ -204,8 +211,8 @@ class ModelRunner:
             hidden = self.model(inputs.ids, inputs.batch, self.kv_cache, self.kv_scales)
         for index, row in enumerate(rows):
             if row.prompt_logprobs is not None:
-                pending = self._prompt_logprobs(row, last_rows[index], hidden)
-                prompt_logprobs[first + index] = pending
+                slices = self._prompt_logprobs(row, last_rows[index], hidden)
+                prompt_logprobs[first + index] = slices
         samplings = [row.sampling for row in rows if row.sampling is not None]
         if not samplings:
             return
@@ -223,11 +230,19 @@ class ModelRunner:
 
     def _prompt_logprobs(
         self, row: ScheduledRow, last_row: int, hidden: torch.Tensor
-    ) -> PendingLogprobs:
-        """Log-probabilities of the prompt tokens that follow this chunk's."""
+    ) -> list[PendingLogprobs]:
+        """Log-probabilities of the prompt tokens that follow this chunk's.
+
+        In slices, for the logits of a whole chunk would take more memory than the step: 8,192 rows
+        of 152k tokens are 25 GB with all that ranking them needs.
+        """
         asked = row.prompt_logprobs
         assert asked is not None
-        start = last_row - row.num_tokens + 1
-        logits = self.model.logits(hidden[start : start + len(asked.targets)])
-        targets = to_device(torch.tensor(asked.targets), self.device)
-        return start_logprobs(logits, targets, [asked.count] * len(asked.targets))
+        start, slices = last_row - row.num_tokens + 1, []
+        for first in range(0, len(asked.targets), SCORED_ROWS):
+            targets = asked.targets[first : first + SCORED_ROWS]
+            rows = hidden[start + first : start + first + len(targets)]
+            wanted = to_device(torch.tensor(targets), self.device)
+            counts = [asked.count] * len(targets)
+            slices.append(start_logprobs(self.model.logits(rows), wanted, counts))
+        return slices

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from minivllm.engine.graphs import Pool, capture
+from minivllm.engine.graphs import GraphPool
 from minivllm.engine.input_batch import PackedRows
 from minivllm.ops.attention_batch import AttentionBatch
 from minivllm.ops.pinned import PinnedRing
@@ -36,11 +36,10 @@ def prefill_buckets(max_tokens: int) -> list[int]:
 
 
 class PrefillGraphs:
-    """All buckets of one prefill function."""
+    """Prefill at all buckets of token counts."""
 
     def __init__(
         self,
-        prefill: Prefill,
         *,
         max_tokens: int,
         max_rows: int,
@@ -50,7 +49,6 @@ class PrefillGraphs:
         device: torch.device,
     ) -> None:
         self.buckets = prefill_buckets(max_tokens)
-        self._prefill = prefill
         self._max_rows = max_rows
         most = self.buckets[-1]
         # All numbers of a launch side by side, see `_split`: one copy a step brings them.
@@ -64,29 +62,20 @@ class PrefillGraphs:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def fits(self, packed: PackedRows) -> bool:
-        """Whether a bucket holds these rows."""
-        return self._pick(packed) is not None
+        """Whether a bucket holds these rows: the largest has room for any number of them."""
+        return len(packed.ids) <= self.buckets[-1]
 
-    def _pick(self, packed: PackedRows) -> int | None:
-        """The smallest bucket with room for all tokens and all rows."""
-        tokens, rows = len(packed.ids), len(packed.tables)
-        fitting = (size for size in self.buckets if tokens <= size and rows <= self._rows(size))
-        return next(fitting, None)
-
-    def capture(self, pool: Pool | None) -> Pool | None:
-        """Record every bucket. All tokens are pads: nothing is stored."""
+    def capture(self, prefill: Prefill, pool: GraphPool) -> None:
+        """Record every bucket. All tokens are pads: nothing is stored. `prefill` is not kept."""
         for bucket in reversed(self.buckets):
             self._numbers.zero_()
             self._split(self._numbers, bucket)[2].fill_(-1)
-            graph, _, pool = capture(partial(self._launch, bucket), pool)
-            self._graphs[bucket] = graph
-        return pool
+            self._graphs[bucket], _ = pool.capture(partial(self._launch, prefill, bucket))
 
     def replay(self, packed: PackedRows) -> torch.Tensor:
         """Run a launch -> hidden states [T, H], overwritten by the next replay."""
         tokens, (rows, width) = len(packed.ids), packed.tables.shape
-        bucket = self._pick(packed)
-        assert bucket is not None, "see fits"
+        bucket = next(size for size in self.buckets if tokens <= size and rows <= self._rows(size))
         with self._host.next() as host:
             numbers = host.numpy()[: 3 * bucket + 2 * self._rows(bucket) + 1]
             ids, positions, slots, ends, bounds = self._split(numbers, bucket)
@@ -125,7 +114,7 @@ class PrefillGraphs:
             start += size
         return views
 
-    def _launch(self, bucket: int) -> None:
+    def _launch(self, prefill: Prefill, bucket: int) -> None:
         ids, positions, slots, ends, bounds = self._split(self._numbers, bucket)
         batch = AttentionBatch(
             positions=positions,
@@ -136,4 +125,4 @@ class PrefillGraphs:
             max_seqlen_q=bucket,
             num_decode=0,
         )
-        self._prefill(ids, batch, self.hidden[:bucket])
+        prefill(ids, batch, self.hidden[:bucket])

@@ -13,24 +13,24 @@ import torch
 
 from minivllm.engine.step_plan import TokenLogprobs
 from minivllm.ops.logprobs import top_logprobs
-from minivllm.ops.pinned import to_device
+from minivllm.ops.pinned import OnItsWay, start_copy_to_host, to_device
 
 
 @dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Numbers of the asking rows, still on the device."""
+    """Numbers of the asking rows, on their way to the host."""
 
     counts: list[int | None]  # per row of the launch; None where it does not ask
-    token_ids: torch.Tensor | None = None  # [A], A asking rows
-    found: tuple[torch.Tensor, ...] = ()  # values [A, k], ids [A, k], chosen [A], rank [A]
+    # Of the A asking rows: token [A], values [A, k], ids [A, k], chosen [A], rank [A].
+    found: tuple[OnItsWay, ...] = ()
 
     def read(self) -> list[TokenLogprobs | None]:
         """Wait, and give each row its own count of entries."""
         results: list[TokenLogprobs | None] = [None] * len(self.counts)
-        if self.token_ids is None:
+        if not self.found:
             return results
         asking = [row for row, count in enumerate(self.counts) if count is not None]
-        columns = (self.token_ids.tolist(), *(tensor.tolist() for tensor in self.found))
+        columns = [tensor.wait().tolist() for tensor in self.found]
         for row, token, values, ids, chosen, rank in zip(asking, *columns, strict=True):
             count = self.counts[row]
             results[row] = TokenLogprobs(token, chosen, rank, ids[:count], values[:count])
@@ -47,4 +47,5 @@ def start_logprobs(
     most = min(max(counts[row] or 0 for row in asking), logits.shape[-1])
     index = to_device(torch.tensor(asking), logits.device)
     chosen = token_ids[index]
-    return PendingLogprobs(list(counts), chosen, top_logprobs(logits[index], chosen, most))
+    found = (chosen, *top_logprobs(logits[index], chosen, most))
+    return PendingLogprobs(list(counts), tuple(start_copy_to_host(tensor) for tensor in found))

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
-from minivllm.engine.decode_graphs import DecodeGraphs
-from minivllm.engine.prefill_graphs import PrefillGraphs
+from minivllm.engine.decode_graphs import Decode, DecodeGraphs
+from minivllm.engine.graphs import GraphPool
+from minivllm.engine.prefill_graphs import Prefill, PrefillGraphs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,18 @@ class StepGraphs:
         return len(self.decode.buckets) + (len(self.prefill.buckets) if self.prefill else 0)
 
 
-def capture_all(decode: DecodeGraphs, prefill: PrefillGraphs | None) -> StepGraphs:
+def capture_all(
+    decode_graphs: DecodeGraphs,
+    decode: Decode,
+    prefill_graphs: PrefillGraphs | None,
+    prefill: Prefill,
+) -> StepGraphs:
     """Record every bucket of both, the larger ones first."""
     started, free = time.perf_counter(), torch.cuda.mem_get_info()[0]
-    pool = None if prefill is None else prefill.capture(None)
-    decode.capture(pool)
+    pool = GraphPool()
+    if prefill_graphs is not None:
+        prefill_graphs.capture(prefill, pool)
+    decode_graphs.capture(decode, pool)
     torch.cuda.synchronize()
     taken = max(free - torch.cuda.mem_get_info()[0], 0)
-    return StepGraphs(decode, prefill, time.perf_counter() - started, taken)
+    return StepGraphs(decode_graphs, prefill_graphs, time.perf_counter() - started, taken)

@@ -15,7 +15,7 @@ from minivllm.kernels.philox import gumbel, may_reach, words
 from minivllm.kernels.runtime import INTERPRET, begin, check_device, overlaps, padded
 from minivllm.ops.sampling import SamplingBatch
 
-GREEDY_BELOW = tl.constexpr(1e-5)  # as ops.sampling.GREEDY_BELOW
+GREEDY_BELOW = tl.constexpr(1e-5)  # sampling_params.GREEDY_TEMPERATURE
 LEAST = tl.constexpr(-3.4028234663852886e38)  # float32's least finite number
 BLOCK = 64 if INTERPRET else 1024  # logits that a program holds at a time
 

@@ -19,7 +19,7 @@ class AttentionBatch:
     |---|---|---|
     | positions | [T] int64 | position of each token in its sequence |
     | slot_mapping | [T] int64 | where each token's K and V are stored; -1: nowhere (pad) |
-    | block_tables | [B, M] int32 | block ids of each row, -1 pads |
+    | block_tables | [B, M] int32 | block ids of each row; behind its context, never read |
     | context_lens | [B] int32 | tokens of each row once this step's are stored; 0 is a pad row |
     | cu_seqlens_q | [B - num_decode + 1] int32 | bounds of the prefill rows' tokens |
 

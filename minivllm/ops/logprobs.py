@@ -36,14 +36,12 @@ def top_logprobs(
 
 def _best(logits: torch.Tensor, k: int) -> torch.Tensor:
     """Ids of the k largest logits of each row, lowest id first among equals: [B, k] int64."""
-    if k == 0:
-        return torch.empty(len(logits), 0, dtype=torch.int64, device=logits.device)
-    # topk picks any of the tokens that tie for the last place, so it only finds that value. All
-    # that reach it are sorted again, stably: far fewer than a stable sort of the whole row.
-    last = logits.topk(k, dim=-1).values[:, -1:]
-    rows = []
-    for row, reaches in zip(logits, logits >= last):
-        candidates = reaches.nonzero().squeeze(-1)  # ascending ids
-        order = row[candidates].argsort(descending=True, stable=True)
-        rows.append(candidates[order[:k]])
-    return torch.stack(rows) if rows else logits.new_empty(0, k, dtype=torch.int64)
+    vocab_size = logits.shape[-1]
+    # topk picks any of the tokens that tie. So the id becomes part of what is compared, below the
+    # logit: a float's bits are ordered like integers, the negative ones backwards. (A stable sort
+    # of whole rows costs more, and picking the tied tokens out would wait for the device.)
+    bits = (logits + 0.0).view(torch.int32)  # -0.0 becomes 0.0, which it equals
+    ordered = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).long()
+    behind = torch.arange(vocab_size - 1, -1, -1, device=logits.device)
+    keys = (ordered << 32) + behind
+    return vocab_size - 1 - (keys.topk(k, dim=-1).values & 0xFFFFFFFF)

@@ -65,6 +65,13 @@ def start_copy_to_host(tensor: torch.Tensor) -> OnItsWay:
         return OnItsWay(tensor, None)
     host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor, non_blocking=True)
-    ready = torch.cuda.Event()
-    ready.record()
-    return OnItsWay(host, ready)
+    return OnItsWay(host, record_event(tensor.device))
+
+
+def record_event(device: torch.device) -> torch.cuda.Event | None:
+    """An event behind all that is queued on the current stream; None on a CPU."""
+    if device.type == "cpu":
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event

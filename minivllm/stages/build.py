@@ -14,7 +14,7 @@ import torch
 
 from minivllm.bench.live import storage_bytes
 from minivllm.config import ModelConfig
-from minivllm.engine.build import pick_device, pick_dtype
+from minivllm.engine.device import pick_device, pick_dtype
 from minivllm.hub import resolve_model
 from minivllm.ops.attention import attention
 from minivllm.ops.norms import rms_norm

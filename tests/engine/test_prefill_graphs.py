@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from minivllm.engine import prefill_graphs
-from minivllm.engine.input_batch import build_inputs, pack_rows
+from minivllm.engine.input_batch import pack_rows
 from minivllm.engine.prefill_graphs import MOST_TOKENS, PrefillGraphs, prefill_buckets
 from minivllm.engine.step_plan import ScheduledRow
 from minivllm.ops.attention_batch import AttentionBatch
@@ -28,17 +30,16 @@ class Ring:
         yield self.buffer
 
 
-class Graph:
-    def __init__(self, function):
-        self.replay = function
+class Pool:
+    """Records by calling, and replays by calling again."""
+
+    def capture(self, function):
+        return SimpleNamespace(replay=function), function()
 
 
 @pytest.fixture
 def graphs(monkeypatch):
     monkeypatch.setattr(prefill_graphs, "PinnedRing", Ring)
-    monkeypatch.setattr(
-        prefill_graphs, "capture", lambda function, pool: (Graph(function), function(), pool)
-    )
     seen = []
 
     def prefill(ids, batch, out):
@@ -51,11 +52,11 @@ def graphs(monkeypatch):
         out.copy_(ids[:, None].expand(-1, 4))
 
     made = PrefillGraphs(
-        prefill, max_tokens=100, max_rows=5, table_width=7, hidden_size=4,
+        max_tokens=100, max_rows=5, table_width=7, hidden_size=4,
         dtype=torch.float32, device=CPU,
     )  # fmt: skip
-    made.capture(None)
-    return made, seen
+    made.capture(prefill, Pool())
+    return made, seen, prefill
 
 
 def rows_of(*spans):
@@ -69,7 +70,7 @@ def rows_of(*spans):
 
 
 def test_capturing_stores_nothing(graphs):
-    _, seen = graphs
+    _, seen, _ = graphs
     assert [len(ids) for ids, _ in seen] == [100, 64]
     for ids, batch in seen:
         assert not ids.any() and (batch.slot_mapping == -1).all()
@@ -88,14 +89,14 @@ def test_capturing_stores_nothing(graphs):
     ],
 )
 def test_a_launch_sees_its_rows_and_pads_behind_them(graphs, spans):
-    made, seen = graphs
+    made, seen, prefill = graphs
     for lead in ([(0, 90)], [(0, 60)]):  # what an earlier launch left must not show
         made.replay(pack_rows(rows_of(*lead), 16))
     rows = rows_of(*spans)
     packed = pack_rows(rows, 16)
     hidden = made.replay(packed)
     ids, batch = seen[-1]
-    plain = build_inputs(rows, 16, CPU)
+    plain = packed.to(CPU)
     tokens, count = len(plain.ids), len(rows)
     assert len(ids) == (64 if tokens <= 64 else 100)
     assert torch.equal(ids[:tokens], plain.ids) and not ids[tokens:].any()
@@ -113,9 +114,9 @@ def test_a_launch_sees_its_rows_and_pads_behind_them(graphs, spans):
 
 
 def test_many_short_rows_take_a_larger_bucket(graphs):
-    made, seen = graphs
+    made, seen, prefill = graphs
     made.buckets = [16, 100]
-    made.capture(None)
+    made.capture(prefill, Pool())
     made.replay(pack_rows(rows_of((0, 3), (0, 3)), 16))
     assert len(seen[-1][0]) == 16
     made.replay(pack_rows(rows_of((0, 3), (0, 3), (0, 3)), 16))
@@ -123,7 +124,7 @@ def test_many_short_rows_take_a_larger_bucket(graphs):
 
 
 def test_more_tokens_than_the_largest_bucket_do_not_fit(graphs):
-    made, _ = graphs
+    made, *_ = graphs
     assert made.fits(pack_rows(rows_of((0, 100)), 16))
     assert not made.fits(pack_rows(rows_of((0, 96), (0, 5)), 16))
 
@@ -134,3 +135,22 @@ def test_every_launch_up_to_the_limit_has_a_bucket(limit):
     assert buckets == sorted(set(buckets)) and buckets[-1] == min(limit, MOST_TOKENS)
     for smaller, larger in pairwise(buckets):
         assert larger <= max(2 * smaller, 64)  # no launch is padded to more than twice its size
+
+
+def test_graphs_do_not_keep_what_they_were_captured_from(graphs):
+    """A runner that its graphs hold would outlive `del llm`, with the KV pool."""
+    made, _, prefill = graphs
+
+    class Runner:
+        def run(self, *args):
+            prefill(*args)
+
+    runner = Runner()
+    alive = weakref.ref(runner)
+    pool = Pool()
+    pool.capture = lambda function: (object(), function())
+    made.capture(runner.run, pool)
+    runner.made = made
+    del runner
+    assert alive() is None
+    assert len(made._graphs) == len(made.buckets)

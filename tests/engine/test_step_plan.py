@@ -15,7 +15,7 @@ import pytest
 import torch
 from harness import make_setup
 
-from minivllm.engine.input_batch import build_inputs
+from minivllm.engine.input_batch import PackedRows, pack_rows
 from minivllm.engine.step_plan import ScheduledRow, StepPlan
 from minivllm.sampling_params import SamplingParams
 
@@ -73,10 +73,9 @@ def test_round_trip() -> None:
         prefills, again = plan.rows[plan.num_decode :], copy.rows[plan.num_decode :]
         if not prefills:
             continue
-        one, two = (build_inputs(rows, 3, torch.device("cpu")) for rows in (prefills, again))
-        assert torch.equal(one.ids, two.ids) and one.last_rows == two.last_rows
-        for field in ("positions", "slot_mapping", "block_tables", "context_lens"):
-            assert torch.equal(getattr(one.batch, field), getattr(two.batch, field))
+        one, two = (pack_rows(rows, 3) for rows in (prefills, again))
+        for field in PackedRows.__slots__:
+            assert (getattr(one, field) == getattr(two, field)).all()
 
 
 def test_another_process_reads_it_without_torch() -> None:
@@ -111,9 +110,10 @@ def test_inputs_of_prefill_rows(block_size: int) -> None:
         ScheduledRow(1, 0, 0, 1, [21], tables[1], None),
         ScheduledRow(2, 0, 2, 6, [33, 34, 35, 36], tables[2], None),
     ]
-    inputs = build_inputs(rows, block_size, torch.device("cpu"))
+    packed = pack_rows(rows, block_size)
+    inputs = packed.to(torch.device("cpu"))
     assert inputs.ids.tolist() == [11, 12, 13, 21, 33, 34, 35, 36]
-    assert inputs.last_rows == [2, 3, 7]
+    assert packed.last_rows == [2, 3, 7]
     batch = inputs.batch
     assert batch.positions.tolist() == [1, 2, 3, 0, 2, 3, 4, 5]
     assert batch.context_lens.tolist() == [4, 1, 6]
