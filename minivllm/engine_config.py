@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 # Tokens of the only blocks that flash-attn 2 reads (and multiples of them).
 FLASH_ATTN_BLOCK = 256
+MOST_SEQS = 65535  # rows of a launch: a GPU's grid has no more along its second and third axes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,8 @@ class EngineConfig:
             "num_kvcache_blocks", "tensor_parallel_size",
         ):  # fmt: skip
             _check_count(name, getattr(self, name))
+        if self.max_num_seqs > MOST_SEQS:
+            raise ValueError(f"max_num_seqs={self.max_num_seqs} must be at most {MOST_SEQS}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed must be an integer, got {self.seed!r}")
         for name in ("enforce_eager", "enable_prefix_caching", "enable_chunked_prefill"):

@@ -90,6 +90,7 @@ def test_none_where_it_means_decide() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
+        ({"max_num_seqs": 65536}, "max_num_seqs=65536 must be at most 65535"),
         ({"gpu_memory_utilization": 0}, r"gpu_memory_utilization must be in \(0, 1\], got 0"),
         ({"gpu_memory_utilization": 1.5}, "got 1.5"),
         ({"gpu_memory_utilization": float("nan")}, "got nan"),

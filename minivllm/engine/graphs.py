@@ -45,5 +45,6 @@ class GraphPool:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
             output = function()
-        self._memory = self._memory or graph.pool()
+        if self._memory is None:
+            self._memory = graph.pool()
         return graph, output

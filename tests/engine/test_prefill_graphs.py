@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -135,22 +134,3 @@ def test_every_launch_up_to_the_limit_has_a_bucket(limit):
     assert buckets == sorted(set(buckets)) and buckets[-1] == min(limit, MOST_TOKENS)
     for smaller, larger in pairwise(buckets):
         assert larger <= max(2 * smaller, 64)  # no launch is padded to more than twice its size
-
-
-def test_graphs_do_not_keep_what_they_were_captured_from(graphs):
-    """A runner that its graphs hold would outlive `del llm`, with the KV pool."""
-    made, _, prefill = graphs
-
-    class Runner:
-        def run(self, *args):
-            prefill(*args)
-
-    runner = Runner()
-    alive = weakref.ref(runner)
-    pool = Pool()
-    pool.capture = lambda function: (object(), function())
-    made.capture(runner.run, pool)
-    runner.made = made
-    del runner
-    assert alive() is None
-    assert len(made._graphs) == len(made.buckets)
