@@ -103,9 +103,10 @@ class Grading:
 
         task = self.course.task(result.task)
         trail = None if result.hidden else self.trails.get(task.id)
-        # A unit often calls the one before it in its file: that one comes first.
+        # A unit often calls the one before it in its file: that one comes first. So do those of
+        # earlier chapters, where they are the student's too.
         wrong = {test.task for test in self.tests if test.state == WRONG and test.task < task.id}
-        before = sorted(other for other in wrong if other.startswith(task.chapter))
+        before = sorted(other for other in wrong if self.chain or other.startswith(task.chapter))
         if result.category == "forbidden":
             before = []
         return f"{result.text}\n{closing(trail, task, before)}"

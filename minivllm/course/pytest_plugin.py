@@ -153,6 +153,17 @@ def check(request: pytest.FixtureRequest) -> Check:
 
 
 @pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
+    """A course test ends, whatever the answer does."""
+    if item.config.stash.get(GRADING, None) is None or not task_of(item):
+        return (yield)
+    from minivllm.course.time_limit import time_limit
+
+    with time_limit():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:

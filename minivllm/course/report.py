@@ -56,7 +56,8 @@ def total_line(results: Sequence[TaskResult]) -> str:
     following = next_task(results)
     if following is None:
         return f"{earned}/{offered}, all done"
-    return f"{earned}/{offered}, next: {following.id} (minivllm course hint {following.id})"
+    first = following.blocked_by or following.id  # what it waits for comes before it
+    return f"{earned}/{offered}, next: {first} (minivllm course hint {first})"
 
 
 def gradescope(results: Sequence[TaskResult]) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def test_words(tmp_path):
     visible = TestResult("ch02.1", "v", WRONG, "values", "all of it")
     assert summarize([course.task("ch02.1")], [hidden, visible])[0].text == "all of it"
     lines = terminal_lines(course, [blocked])
-    assert len(lines) == 2 and lines[1].startswith("0/2, next: ch02.1")
+    assert len(lines) == 2 and lines[1].startswith("0/2, next: ch01.1")  # what it waits for
     away = result(course, (UNAVAILABLE, "device", "needs a CUDA device"))
     assert total_line([away]) == "0/0, all done"
     assert gradescope([blocked])["tests"][0]["status"] == "failed"
