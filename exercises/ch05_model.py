@@ -61,6 +61,7 @@ class DecoderLayer:
 
         x: [T, H] float32; positions: [T] int64; rope: (cos, sin), each [P, D/2].
         ops: earlier units: ops.rms_norm(x, weight, eps), ops.apply_rope(x, positions, cos, sin).
+          Every norm and every rotation here is one of these.
         attend: attention as attend(self.index, q, k, v) -> [T, Hq, D], with q [T, Hq, D] and
           k, v [T, Hkv, D]. Call it once: later stages keep keys and values behind it.
         Returns [T, H]. x is left as it was.
@@ -107,7 +108,8 @@ def load_weights(
     """Copy checkpoint tensors to their places; return the names that have none.
 
     weights: name -> allocated tensor. The layers already hold these tensors, so write into them.
-    tensors: pairs (name, tensor) as published; they may come in any order and in another dtype.
+    tensors: pairs (name, tensor) as published, in any order, maybe in another dtype. Read
+      once: it may be a generator.
     sizes: packed module -> rows of each of its parts: {"qkv_proj": [4, 2, 2], "gate_up_proj": ...}.
     Returns the set of names for which `weights` has no place. It is no error here: the caller knows
     whether, say, the "lm_head.weight" of a model with tied embeddings may be left over.

@@ -41,7 +41,8 @@ class KVCache:
         self.max_len tokens would be stored; the cache is then as it was.
 
         The numbers are copied into self.k and self.v, which __init__ has reserved: nothing is
-        allocated here, and what the caller does with k and v later changes nothing.
+        allocated here, and what the caller does with k and v later changes nothing. Only the new
+        tokens are written: old ones are not copied, and what lies behind the new ones stays.
 
         Example:
             >>> cache = KVCache(num_layers=1, max_len=8, num_kv_heads=1, head_dim=2)
@@ -51,7 +52,7 @@ class KVCache:
             >>> k[:, 0, 0], v[:, 0, 0]
             (tensor([7., 7., 7., 5.]), tensor([0., 0., 0., 1.]))
         """
-        # TODO(ch06.1): store behind what the layer has; show what it has, without a copy
+        # TODO(ch06.1): store k and v behind what this layer has, then move its length
         raise NotImplementedError("ch06.1: KVCache.append")
 
     def view(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -60,7 +61,7 @@ class KVCache:
         They are slices of self.k and self.v, no copies, and end with the last stored token: what
         lies behind is left from an earlier request, or was never written.
         """
-        # TODO(ch06.1): store behind what the layer has; show what it has, without a copy
+        # TODO(ch06.1): show what this layer has, without a copy
         raise NotImplementedError("ch06.1: KVCache.view")
 
     def reset(self) -> None:
@@ -89,14 +90,17 @@ def generate_cached(
     follows: the last one is never computed. With max_new=0 there is no call at all.
 
     Example:
-        >>> from types import SimpleNamespace
+        >>> class StubCache:  # this model needs none
+        ...     def reset(self):
+        ...         pass
         >>> calls = []
         >>> def counting_model(ids, cache):  # after 3 comes 4, after 9 comes 0
+        ...     assert ids.dim() == 2 and ids.shape[0] == 1, "ids must be [1, T]"
         ...     calls.append(ids.tolist())
         ...     if len(calls) == 50:
         ...         raise TimeoutError("called 50 times for 3 tokens: does the loop end?")
         ...     return torch.nn.functional.one_hot((ids + 1) % 10, 10).float()
-        >>> generate_cached(counting_model, SimpleNamespace(reset=lambda: None), [3, 4], max_new=3)
+        >>> generate_cached(counting_model, StubCache(), [3, 4], max_new=3)
         [5, 6, 7]
         >>> calls
         [[[3, 4]], [[5]], [[6]]]

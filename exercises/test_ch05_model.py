@@ -1,5 +1,7 @@
 """Visible tests of chapter 05. A layer is compared with its formula, computed here in float64."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -109,6 +111,43 @@ def test_worked_example(check):
     check.example()
 
 
+def parts_of(calls):
+    """Each part of each call of attention under a name of its own."""
+    return {
+        f"call {number}: {name}": value
+        for number, call in enumerate(calls)
+        for name, value in zip(("index", "q", "k", "v"), call)
+    }
+
+
+@pytest.mark.task("ch05.1")
+def test_what_attention_sees(check):
+    """attention is called once, with the layer's index, q and k rotated, v as it came"""
+    config, weights, x, rope = check.inputs(llama_layer, seed=1)
+    positions = torch.arange(5)
+    _, q, k, v = layer_formula(config, weights, 1, x, positions, rope)
+    check.probe(
+        parts_of([(1, q, k, v)]),
+        lambda Layer: parts_of(
+            run_layer(Layer(config, 1, weights), x.clone(), positions, rope, check.earlier)[1]
+        ),
+    )
+
+
+@pytest.mark.task("ch05.1")
+def test_what_attention_sees_in_qwen3(check):
+    """in a Qwen3 layer too, where every head of q and k is normalised before it is rotated"""
+    config, weights, x, rope = check.inputs(qwen3_layer, seed=1)
+    positions = torch.arange(5)
+    _, q, k, v = layer_formula(config, weights, 1, x, positions, rope)
+    check.probe(
+        parts_of([(1, q, k, v)]),
+        lambda Layer: parts_of(
+            run_layer(Layer(config, 1, weights), x.clone(), positions, rope, check.earlier)[1]
+        ),
+    )
+
+
 @pytest.mark.task("ch05.1")
 def test_llama_layer(check):
     """a Llama layer: no norm of the heads, no bias"""
@@ -152,30 +191,16 @@ def test_qwen2_layer(check):
 
 
 @pytest.mark.task("ch05.1")
-def test_what_attention_sees(check):
-    """attention is called once, with the layer's index, q and k rotated, v as it came"""
-    config, weights, x, rope = check.inputs(qwen3_layer, seed=1)
-    positions = torch.arange(5)
-    _, q, k, v = layer_formula(config, weights, 1, x, positions, rope)
-    check.probe(
-        [(1, q, k, v)],
-        lambda Layer: run_layer(
-            Layer(config, 1, weights), x.clone(), positions, rope, check.earlier
-        )[1],
-    )
-
-
-@pytest.mark.task("ch05.1")
-def test_later_positions(check):
-    """positions are those that were passed, not 0, 1, 2, ..."""
+def test_other_positions(check):
+    """positions are those that were passed, with jumps and repeats: 3, 9, 4, 4, 12"""
     config, weights, x, rope = check.inputs(llama_layer, seed=2)
-    positions = torch.tensor([9, 10, 11, 12, 13])
+    positions = torch.tensor([3, 9, 4, 4, 12])
     _, q, k, v = layer_formula(config, weights, 0, x, positions, rope)
     check.probe(
-        [(0, q, k, v)],
-        lambda Layer: run_layer(
-            Layer(config, 0, weights), x.clone(), positions, rope, check.earlier
-        )[1],
+        parts_of([(0, q, k, v)]),
+        lambda Layer: parts_of(
+            run_layer(Layer(config, 0, weights), x.clone(), positions, rope, check.earlier)[1]
+        ),
     )
 
 
@@ -207,6 +232,59 @@ def test_x_stays(check):
         return torch.equal(mine, x) and all(torch.equal(own[n], weights[n]) for n in weights)
 
     check.holds(nothing_changed, "x and all weights hold the same numbers after the call")
+
+
+def only_zeros(x, *args, **kwargs):
+    return torch.zeros_like(x)
+
+
+@pytest.mark.task("ch05.1")
+def test_norms_of_ops(check):
+    """every norm is ops.rms_norm, the unit of the earlier chapter: no other will do"""
+    config, weights, x, rope = check.inputs(qwen3_layer, seed=5)
+    rms_norm, apply_rope = check.earlier.rms_norm, check.earlier.apply_rope
+
+    def no_heads(x, weight, *args, **kwargs):
+        heads = weight.shape[-1] == config.head_dim
+        return only_zeros(x) if heads else rms_norm(x, weight, *args, **kwargs)
+
+    def nothing_added(Layer):
+        ops = SimpleNamespace(rms_norm=only_zeros, apply_rope=apply_rope)
+        y, _ = run_layer(Layer(config, 0, weights), x.clone(), torch.arange(5), rope, ops)
+        return torch.equal(y, x)
+
+    def heads_gone(Layer):
+        ops = SimpleNamespace(rms_norm=no_heads, apply_rope=apply_rope)
+        layer = Layer(config, 0, weights)
+        ((_, q, k, _),) = run_layer(layer, x.clone(), torch.arange(5), rope, ops)[1]
+        return not q.any() and not k.any()
+
+    check.holds(
+        nothing_added,
+        "both halves get what they read from ops.rms_norm (here one that gives only zeros, with "
+        "which the layer must add nothing to x)",
+    )
+    check.holds(
+        heads_gone,
+        "the heads of q and k come from ops.rms_norm (here one that gives only zeros for them)",
+    )
+
+
+@pytest.mark.task("ch05.1")
+def test_rope_of_ops(check):
+    """the rotation is ops.apply_rope, the unit of the earlier chapter: no other will do"""
+    config, weights, x, rope = check.inputs(llama_layer, seed=5)
+    ops = SimpleNamespace(rms_norm=check.earlier.rms_norm, apply_rope=only_zeros)
+
+    def q_and_k_gone(Layer):
+        layer = Layer(config, 0, weights)
+        ((_, q, k, v),) = run_layer(layer, x.clone(), torch.arange(5), rope, ops)[1]
+        return not q.any() and not k.any() and bool(v.any())
+
+    check.holds(
+        q_and_k_gone,
+        "q and k, and only they, come from ops.apply_rope (here one that gives only zeros)",
+    )
 
 
 def published(seed, dtype=torch.float32):
@@ -256,7 +334,7 @@ def loaded(load_weights, file, wanted):
     """The result, and what the tensors hold that were allocated before the call."""
     weights = {name: torch.full_like(tensor, -1.0) for name, tensor in wanted.items()}
     held = dict(weights)  # as a layer holds them
-    unused = load_weights(weights, list(file.items()), SIZES)
+    unused = load_weights(weights, iter(file.items()), SIZES)  # can be read only once
     return unused, held
 
 

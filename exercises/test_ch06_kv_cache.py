@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 VOCAB = 23
 
@@ -133,6 +134,71 @@ def test_nothing_is_allocated(check):
 
 
 @pytest.mark.task("ch06.1")
+def test_reset_keeps_the_memory(check):
+    """reset forgets the tokens and keeps the memory: it allocates nothing"""
+    k, v = check.inputs(keys_and_values, seed=5)
+
+    def before_and_after(KVCache):
+        cache = filled(KVCache, k, v, [4])
+        before = cache.view(0)
+        cache.reset()
+        cache.append(0, k[4:6], v[4:6])
+        return same_memory(before, cache.view(0))
+
+    check.holds(before_and_after, "keys and values lie at the same place before and after reset")
+
+
+@pytest.mark.task("ch06.1")
+def test_only_the_new_tokens_are_written(check):
+    """append writes the new tokens and leaves what lies behind them as it was"""
+    k, v = check.inputs(keys_and_values, seed=9)
+
+    def all_places(KVCache):
+        cache = filled(KVCache, k, v, [12])
+        whole = cache.view(0)  # shows all places, whatever happens to the length
+        cache.reset()
+        cache.append(0, k[6:9], v[6:9])
+        cache.append(0, k[4:5], v[4:5])
+        return whole
+
+    check.probe(tuple(torch.cat([x[6:9], x[4:5], x[4:]]) for x in (k, v)), all_places)
+
+
+class Largest(TorchFunctionMode):
+    """Remembers the largest tensor that torch makes outside the memory of `own`."""
+
+    def __init__(self, own):
+        super().__init__()
+        self.own = {x.untyped_storage().data_ptr() for x in own}
+        self.numbers = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for x in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(x, torch.Tensor) and x.untyped_storage().data_ptr() not in self.own:
+                self.numbers = max(self.numbers, x.numel())
+        return made
+
+
+@pytest.mark.task("ch06.1")
+def test_old_tokens_are_not_copied(check):
+    """append does the work of the new tokens only: it copies none of the old ones"""
+    k, v = check.inputs(keys_and_values, seed=10)
+
+    def one_more(KVCache):
+        cache = filled(KVCache, k, v, [8])
+        new_k, new_v = k[8:9], v[8:9]
+        with Largest(cache.view(0)) as largest:
+            cache.append(0, new_k, new_v)
+        return largest.numbers <= new_k.numel() + new_v.numel()
+
+    check.holds(
+        one_more,
+        "for one new token append makes no tensor larger than that token's keys and values",
+    )
+
+
+@pytest.mark.task("ch06.1")
 def test_numbers_are_copied(check):
     """what the caller does with k and v after append changes nothing"""
     k, v = check.inputs(keys_and_values, seed=6)
@@ -185,7 +251,8 @@ class Model:
         self.calls = []
 
     def __call__(self, ids, cache):
-        assert ids.dtype == torch.int64 and ids.shape[0] == 1, "ids must be [1, T] int64"
+        assert ids.dim() == 2 and ids.shape[0] == 1, "ids must be [1, T]"
+        assert ids.dtype == torch.int64, "ids must be int64"
         self.calls.append(ids.shape[1])
         if len(self.calls) == 50:
             raise TimeoutError("called 50 times for 9 tokens at most: does the loop end?")

@@ -103,7 +103,8 @@ def ladder(
     )
     _ladder_panel(axes[0], runs, unit, "this machine")
     if recorded:
-        _ladder_panel(axes[1], recorded, unit, recorded_on or "recorded on a GPU")
+        where = f"{recorded_on} (recorded)" if recorded_on else "recorded on a GPU"
+        _ladder_panel(axes[1], recorded, unit, where)
     return figure
 
 

@@ -23,6 +23,13 @@ def test_heatmap_of_zeros_has_a_scale():
     assert low < high
 
 
+def test_ladder_says_which_panel_is_recorded():
+    here, there = plot.ladder({"s1_naive": 1.0}, {"s1_naive": 2.0}, "a GPU").axes
+    titles = [ax.get_title(loc="left") for ax in (here, there)]
+    assert titles == ["this machine", "a GPU (recorded)"]
+    assert len(plot.ladder({"s1_naive": 1.0}).axes) == 1
+
+
 def test_mask_has_a_tick_at_each_position_with_the_first_query_on_top():
     ax = plot.mask([[True, True, False], [True, True, True]], q_start=1).axes[0]
     assert list(ax.get_xticks()) == [0, 1, 2]

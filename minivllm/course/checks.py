@@ -131,10 +131,8 @@ class Check:
                 raise error.exc_info[1] from None
             except doctest.DocTestFailure as failure:
                 want = failure.example.want.replace(doctest.BLANKLINE_MARKER, "")
-                return (
-                    f">>> {failure.example.source}got      {failure.got.rstrip()}\n"
-                    f"expected {want.rstrip()}"
-                )
+                got = failure.got.rstrip() or "None (is the return missing?)"
+                return f">>> {failure.example.source}got      {got}\nexpected {want.rstrip()}"
             return ""
 
         def judge(outcome: Outcome) -> Difference | None:

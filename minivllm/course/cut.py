@@ -118,8 +118,9 @@ def _gap(source: Source, task: Task, unit: str, contract: str) -> list[str]:
     # A comment above the reference may explain the answer: the stub starts at the signature.
     while lines[0].lstrip().startswith("#"):
         lines = lines[1:]
+    todo = task.todos[task.units.index(unit)]
     quote = 'r"""' if "\\" in text else '"""'
-    body = f'{quote}{text}\n"""\n# TODO({task.id}): {task.todo}\n'
+    body = f'{quote}{text}\n"""\n# TODO({task.id}): {todo}\n'
     body += f'raise NotImplementedError("{task.id}: {unit}")'
     return lines + textwrap.indent(body, indent, lambda line: line.strip() != "").splitlines()
 

@@ -34,7 +34,7 @@ class Task:
     source: str  # the module that holds the reference
     seat: str  # "op:NAME" or "part:NAME" of LLM(parts=...); "stage:NAME", a unit of the stages
     points: int  # all or nothing
-    todo: str  # one line, shown in the stub
+    todos: tuple[str, ...]  # one line for each unit, shown in its stub
     contracts: tuple[str, ...]  # docstring of each unit's stub
     example: str  # doctest, shown in the stub and run as a test
     tolerance: Mapping[str, float]  # by dtype: error <= tolerance * (1 + |expected|)
@@ -154,6 +154,10 @@ def _task(task_id: str, entry: dict[str, Any]) -> Task:
     # Several methods in one task give a contract each: a table keyed by the unit's name.
     by_unit = {values["units"][0]: contract} if isinstance(contract, str) else contract
     values["contracts"] = tuple(by_unit[unit].strip("\n") for unit in values["units"])
+    todo = values.pop("todo")
+    values["todos"] = (todo,) * len(values["units"]) if isinstance(todo, str) else tuple(todo)
+    if len(values["todos"]) != len(values["units"]):
+        raise ValueError(f"course.toml: [{task_id}] needs a todo for each of {values['units']}")
     values["example"] = values["example"].strip("\n")
     values["forbidden"] = tuple(values.get("forbidden", ()))
     values.setdefault("tolerance", {})

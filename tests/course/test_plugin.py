@@ -118,6 +118,9 @@ def test_returned_none_is_said(tmp_path):
     _, output = run(course, "ch01")
     text = run(course, "ch01", options=["-k", "product"])[0]["ch01.1"].text
     assert "returned None" in text and "only the tests you picked" not in text
+    # The example, where Python itself prints nothing for None.
+    text = run(course, "ch01")[0]["ch01.1"].text
+    assert "got      None (is the return missing?)" in text.replace("result    ", "")
 
 
 def test_system_exit_in_a_unit_is_wrong_and_ends_nothing(tmp_path):

@@ -32,6 +32,7 @@ def test_unknown_names_are_listed(tmp_path):
         ('seat = "op:scale"', 'seat = "scale"', "seat 'scale'"),
         ('seat = "op:scale"', 'seat = "op:scale"\ndevice = "tpu"', "device 'tpu'"),
         ("[ch01]", "[first]\n[ch01]", "is no chapter"),
+        ('todo = "multiply"', 'todo = ["multiply", "add"]', "a todo for each of"),
     ],
 )
 def test_faults_of_the_table_are_named(tmp_path, old, new, message):
@@ -51,6 +52,10 @@ def test_several_methods_in_one_task(tmp_path):
     (tmp_path / "exercises" / "course.toml").write_text(table)
     task = load_course(tmp_path).task("ch02.1")
     assert task.units == ("Counter.add", "Counter.drain") and task.contracts == ("A.", "D.")
+    assert task.todos == ("append", "append")
+    path = tmp_path / "exercises" / "course.toml"
+    path.write_text(table.replace('todo = "append"', 'todo = ["append", "empty"]'))
+    assert load_course(tmp_path).task("ch02.1").todos == ("append", "empty")
 
 
 def test_hints_come_one_at_a_time(tmp_path):

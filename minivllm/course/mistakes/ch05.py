@@ -23,9 +23,10 @@ def attention_half(
     attend: Callable[..., torch.Tensor],
     head_norm: str = "before",
     order: str = "qkv",
-    rotate_v: bool = False,
+    rotate: str = "qk",
     bias: bool = True,
     qk_weights: str = "qk",
+    repeat: int = 1,
 ) -> torch.Tensor:
     """What is added to the stream: right with the defaults, wrong with any other value."""
     c, w, at = layer.config, layer.w, "self_attn."
@@ -42,15 +43,18 @@ def attention_half(
 
     if c.qk_norm and head_norm == "before":
         q, k = normed(q, qk_weights[0]), normed(k, qk_weights[1])
-    q, k, v = rotated(q), rotated(k), rotated(v) if rotate_v else v
+    q, k, v = (rotated(x) if name in rotate else x for name, x in zip("qkv", (q, k, v)))
     if c.qk_norm and head_norm == "after":
         q, k = normed(q, qk_weights[0]), normed(k, qk_weights[1])
+    k, v = k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1)
     return layer.linear(f"{at}o_proj", attend(layer.index, q, k, v).flatten(1))
 
 
 def mlp_half(layer: DecoderLayer, h: torch.Tensor, act: Any = F.silu, on: str = "gate") -> Any:
     """What is added to the stream: right with the defaults."""
     gate, up = layer.linear("mlp.gate_up_proj", h).chunk(2, dim=-1)
+    if on == "both":
+        return layer.linear("mlp.down_proj", act(gate * up))
     gate, up = (gate, up) if on == "gate" else (up, gate)
     return layer.linear("mlp.down_proj", act(gate) * up)
 
@@ -160,7 +164,7 @@ class ValuesRotated(DecoderLayer):
         attend: Callable[..., torch.Tensor],
     ) -> torch.Tensor:
         h = before_attention(self, x, ops)
-        x = x + attention_half(self, h, positions, rope, ops, attend, rotate_v=True)
+        x = x + attention_half(self, h, positions, rope, ops, attend, rotate="qkv")
         return x + mlp_half(self, before_mlp(self, x, ops))
 
 
@@ -409,6 +413,327 @@ class InPlace(DecoderLayer):
         return x
 
 
+@mistake(
+    "ch05.1",
+    "positions counted from the first",
+    "it takes the first of positions and counts on from there. They may jump and repeat: pass "
+    "all of them on to ops.apply_rope.",
+)
+class PositionsCounted(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        positions = positions[0] + torch.arange(x.shape[0])
+        x = x + attention_half(self, h, positions, rope, ops, attend)
+        return x + mlp_half(self, before_mlp(self, x, ops))
+
+
+@mistake(
+    "ch05.1",
+    "k not rotated",
+    "q is rotated and k is not. The angle between them tells how far apart two tokens are, so "
+    "both must turn.",
+    engine_visible=True,
+)
+class KeysUnrotated(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend, rotate="q")
+        return x + mlp_half(self, before_mlp(self, x, ops))
+
+
+@mistake(
+    "ch05.1",
+    "q not rotated",
+    "k is rotated and q is not. The angle between them tells how far apart two tokens are, so "
+    "both must turn.",
+    engine_visible=True,
+)
+class QueriesUnrotated(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend, rotate="k")
+        return x + mlp_half(self, before_mlp(self, x, ops))
+
+
+@mistake(
+    "ch05.1",
+    "no RoPE",
+    "neither q nor k is rotated, so the layer does not know the order of the tokens.",
+    engine_visible=True,
+)
+class Unrotated(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend, rotate="")
+        return x + mlp_half(self, before_mlp(self, x, ops))
+
+
+@mistake(
+    "ch05.1",
+    "KV heads repeated",
+    "the heads of k and v are repeated before attend. Pass the Hkv heads that there are: "
+    "attention shares them out, and a cache behind it keeps no copies.",
+    engine_visible=True,
+)
+class HeadsRepeated(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(
+            self,
+            h,
+            positions,
+            rope,
+            ops,
+            attend,
+            repeat=self.config.num_heads // self.config.num_kv_heads,
+        )
+        return x + mlp_half(self, before_mlp(self, x, ops))
+
+
+@mistake(
+    "ch05.1",
+    "MLP reads the old h",
+    "the MLP half reads the h of the attention half. It must normalise the new x, to which "
+    "attention has been added.",
+    engine_visible=True,
+)
+class MlpOldNorm(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend)
+        return x + mlp_half(self, h)
+
+
+@mistake(
+    "ch05.1",
+    "second norm missing",
+    "the MLP half reads the stream as it is; it must read a copy normalised with "
+    "post_attention_layernorm.",
+    engine_visible=True,
+)
+class NoSecondNorm(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend)
+        return x + mlp_half(self, x)
+
+
+@mistake(
+    "ch05.1",
+    "first norm missing",
+    "the attention half reads the stream as it is; it must read a copy normalised with "
+    "input_layernorm.",
+    engine_visible=True,
+)
+class NoFirstNorm(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        x = x + attention_half(self, x, positions, rope, ops, attend)
+        return x + mlp_half(self, before_mlp(self, x, ops))
+
+
+@mistake(
+    "ch05.1",
+    "norm of what is added",
+    "the norms stand behind the halves: what a half gives is normalised, what it reads is "
+    "not. It is the other way round.",
+    engine_visible=True,
+)
+class NormOfResults(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        added = attention_half(self, x, positions, rope, ops, attend)
+        x = x + before_attention(self, added, ops)
+        return x + before_mlp(self, mlp_half(self, x), ops)
+
+
+@mistake(
+    "ch05.1",
+    "ReLU for SiLU",
+    "it uses ReLU; these models were trained with silu(x) = x * sigmoid(x).",
+    engine_visible=True,
+)
+class Relu(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend)
+        return x + mlp_half(self, before_mlp(self, x, ops), act=F.relu)
+
+
+@mistake(
+    "ch05.1",
+    "sigmoid for SiLU",
+    "the gate is sigmoid(gate), without the factor: silu(x) = x * sigmoid(x).",
+    engine_visible=True,
+)
+class Sigmoid(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend)
+        return x + mlp_half(self, before_mlp(self, x, ops), act=torch.sigmoid)
+
+
+@mistake(
+    "ch05.1",
+    "silu of the product",
+    "it takes silu(gate * up); silu is for the gate alone: silu(gate) * up.",
+    engine_visible=True,
+)
+class SiluOfProduct(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend)
+        return x + mlp_half(self, before_mlp(self, x, ops), on="both")
+
+
+class TorchNorm:
+    """Ops whose norm is torch's."""
+
+    def __init__(self, ops: Any) -> None:
+        self.apply_rope = ops.apply_rope
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return F.rms_norm(x, weight.shape, weight, eps)
+
+
+@mistake(
+    "ch05.1",
+    "torch's norm",
+    "the norms are torch's. Use ops.rms_norm: the norm of the chapter before, which --chain "
+    "makes your own.",
+)
+class NotOpsNorm(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        ops = TorchNorm(ops)
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend)
+        return x + mlp_half(self, before_mlp(self, x, ops))
+
+
+class OwnRope:
+    """Ops whose rotation is written out here."""
+
+    def __init__(self, ops: Any) -> None:
+        self.rms_norm = ops.rms_norm
+
+    def apply_rope(
+        self, x: torch.Tensor, positions: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> torch.Tensor:
+        cos, sin = cos[positions].unsqueeze(1), sin[positions].unsqueeze(1)
+        one, two = x.chunk(2, dim=-1)
+        return torch.cat([one * cos - two * sin, two * cos + one * sin], dim=-1)
+
+
+@mistake(
+    "ch05.1",
+    "RoPE written out",
+    "the rotation is written out again. Use ops.apply_rope: the rotation of the chapter "
+    "before, which --chain makes your own.",
+)
+class NotOpsRope(DecoderLayer):
+    def forward(
+        self,
+        x: torch.Tensor,
+        positions: torch.Tensor,
+        rope: tuple[torch.Tensor, torch.Tensor],
+        ops: Any,
+        attend: Callable[..., torch.Tensor],
+    ) -> torch.Tensor:
+        ops = OwnRope(ops)
+        h = before_attention(self, x, ops)
+        x = x + attention_half(self, h, positions, rope, ops, attend)
+        return x + mlp_half(self, before_mlp(self, x, ops))
+
+
 def load(
     weights: dict[str, torch.Tensor],
     tensors: Iterable[tuple[str, torch.Tensor]],
@@ -588,3 +913,33 @@ def raising(
     for name in unused:
         raise KeyError(name)
     return unused
+
+
+@mistake(
+    "ch05.2",
+    "tensors read twice",
+    "it goes through `tensors` twice. They may come from a generator, which is empty the second "
+    "time: do all in one pass, or keep what the first one gave.",
+)
+def read_twice(
+    weights: dict[str, torch.Tensor],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    sizes: dict[str, list[int]],
+) -> set[str]:
+    names = {name for name, _ in tensors}
+    return load(weights, tensors, sizes) & names
+
+
+@mistake(
+    "ch05.2",
+    "tensors taken for a list",
+    "it takes the length of `tensors`, or an item by its index. They may come from a generator, "
+    "which has neither: go through it in a for loop.",
+)
+def taken_for_a_list(
+    weights: dict[str, torch.Tensor],
+    tensors: Iterable[tuple[str, torch.Tensor]],
+    sizes: dict[str, list[int]],
+) -> set[str]:
+    pairs: Any = tensors
+    return load(weights, (pairs[i] for i in range(len(pairs))), sizes)

@@ -119,7 +119,7 @@ class ViewTooShort(KVCache):
 @mistake(
     "ch06.1",
     "keys for values",
-    "the keys are stored twice and the values nowhere.",
+    "keys come where the values should: look in append and in view.",
     engine_visible=True,
 )
 class KeysTwice(KVCache):
@@ -158,6 +158,61 @@ class Concatenated(KVCache):
         if not self.lengths[layer]:
             return super().view(layer)
         return getattr(self, "grown", {})[layer]
+
+
+@mistake(
+    "ch06.1",
+    "row written anew",
+    "append makes the layer's whole row anew, old tokens and all, and copies it back. Write the "
+    "new tokens alone, into the slice behind the old ones.",
+)
+class RowRewritten(KVCache):
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        start = self.lengths[layer]
+        end = start + k.shape[0]
+        if end > self.max_len:
+            raise ValueError("full")
+        self.k[layer] = torch.cat([self.k[layer, :start], k, self.k[layer, end:]])
+        self.v[layer] = torch.cat([self.v[layer, :start], v, self.v[layer, end:]])
+        self.lengths[layer] = end
+
+
+@mistake(
+    "ch06.1",
+    "rest erased",
+    "append sets everything behind the new tokens to zero. Nothing reads it: that is work for "
+    "the whole reserved length at every token.",
+)
+class RestErased(KVCache):
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        super().append(layer, k, v)
+        self.k[layer, self.lengths[layer] :] = 0
+        self.v[layer, self.lengths[layer] :] = 0
+
+
+@mistake(
+    "ch06.1",
+    "reset allocates",
+    "reset makes new memory. What __init__ has reserved serves every request: reset is given, "
+    "leave it as it is.",
+)
+class ResetAllocates(KVCache):
+    def reset(self) -> None:
+        self.k, self.v = torch.zeros_like(self.k), torch.zeros_like(self.v)
+        super().reset()
+
+
+@mistake(
+    "ch06.1",
+    "all lengths moved",
+    "append moves the lengths of all layers. The others do not have the new tokens yet: move "
+    "lengths[layer] alone.",
+    engine_visible=True,
+)
+class AllLengths(KVCache):
+    def append(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
+        super().append(layer, k, v)
+        self.lengths = [self.lengths[layer]] * len(self.lengths)
 
 
 @mistake(
