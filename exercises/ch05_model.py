@@ -108,8 +108,8 @@ def load_weights(
     """Copy checkpoint tensors to their places; return the names that have none.
 
     weights: name -> allocated tensor. The layers already hold these tensors, so write into them.
-    tensors: pairs (name, tensor) as published, in any order, maybe in another dtype. Read
-      once: it may be a generator.
+    tensors: pairs (name, tensor) as published, in any order, maybe in another dtype.
+      Read once: it may be a generator.
     sizes: packed module -> rows of each of its parts: {"qkv_proj": [4, 2, 2], "gate_up_proj": ...}.
     Returns the set of names for which `weights` has no place. It is no error here: the caller knows
     whether, say, the "lm_head.weight" of a model with tied embeddings may be left over.

@@ -334,7 +334,8 @@ def loaded(load_weights, file, wanted):
     """The result, and what the tensors hold that were allocated before the call."""
     weights = {name: torch.full_like(tensor, -1.0) for name, tensor in wanted.items()}
     held = dict(weights)  # as a layer holds them
-    unused = load_weights(weights, iter(file.items()), SIZES)  # can be read only once
+    once = (pair for pair in file.items())
+    unused = load_weights(weights, once, SIZES)
     return unused, held
 
 

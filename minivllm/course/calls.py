@@ -66,6 +66,8 @@ def _value(value: Any) -> str:
         return _rounded(value)
     if callable(value) or type(value).__repr__ is object.__repr__:
         return str(getattr(value, "__name__", f"a {type(value).__name__}"))
+    if inspect.isgenerator(value):
+        return "a generator"
     text = repr(value)
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 

@@ -7,7 +7,7 @@ any student's file is loaded, so that a patched `torch.allclose` judges nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,8 +84,8 @@ def _compare(
         pairs: Any = [(i, a, e) for i, (a, e) in enumerate(zip(actual, expected))]
     elif type(expected) is dict:
         if actual.keys() != expected.keys():
-            text = f"has the keys {sorted(map(repr, actual))}{where}, "
-            return Difference("values", f"{text}expected {sorted(map(repr, expected))}")
+            text = f"has the keys {_names(actual)}{where}, expected {_names(expected)}"
+            return Difference("values", text)
         pairs = [(repr(key), actual[key], value) for key, value in expected.items()]
     elif type(expected) is float:
         same = actual == expected or math.isclose(actual, expected, rel_tol=1e-9, abs_tol=1e-12)
@@ -149,6 +149,10 @@ def _values_text(
         text += f" (error {error[first]:.1e}, allowed {allowed[first]:.1e})"
     text += f"; {len(bad)} of {ratio.size} values are wrong"
     return Difference(category, text, float(ratio.max()))
+
+
+def _names(keys: Iterable[Any]) -> str:
+    return ", ".join(sorted(map(repr, keys))) or "(none)"
 
 
 def _kind(value: Any) -> str:

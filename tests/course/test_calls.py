@@ -38,9 +38,11 @@ def test_large_and_odd_values():
     wrapped = calls.of(lambda model, ids: None)
     wrapped(Model(), torch.zeros(7, 8, dtype=torch.int64))
     wrapped(unit, list(range(100)))
-    first, second = calls.seen
+    wrapped(unit, (token for token in range(3)))
+    first, second, third = calls.seen
     assert first == "model = a Model, ids = int64 [7, 8]"
     assert second.startswith("model = unit, ids = [0, 1, 2,") and second.endswith("...")
+    assert third == "model = unit, ids = a generator"
 
 
 @pytest.mark.parametrize(

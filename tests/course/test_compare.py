@@ -82,6 +82,8 @@ def test_text_names_the_first_bad_index_and_the_allowance():
         "0.5 at [1, 0], expected 0 (error 5.0e-01, allowed 1.0e-05); 1 of 4 values are wrong"
     )
     assert "returned None" in compare(None, 1, TOL).text
+    text = compare({}, {"call 0: q": 1, "call 0: k": 2}, TOL).text
+    assert text == "has the keys (none), expected 'call 0: k', 'call 0: q'"
 
 
 @pytest.mark.parametrize("expected", [math.nan, math.inf])
