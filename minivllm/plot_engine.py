@@ -101,7 +101,9 @@ def roofline(
         ax.fill_between(x[1:], 0, peak / 1e9, color=PALETTE[2], alpha=0.15, lw=0)
         ax.set_xscale("log")
         ax.set_yscale("log")
-        ax.set_ylim(peak / 1e9 / 400, peak / 1e9 * 2)
+        # Room below the lowest mark for the words at the bottom.
+        lowest = min([peak / 400, *(min(peak, mark * bandwidth) / 8 for mark in marks.values())])
+        ax.set_ylim(lowest / 1e9, peak / 1e9 * 2)
         ax.text(0.03, 0.03, "memory is the limit", transform=ax.transAxes, fontsize=7.5)
         right: dict[str, Any] = {"transform": ax.transAxes, "ha": "right", "fontsize": 7.5}
         ax.text(0.97, 0.03, "arithmetic is the limit", **right)
@@ -198,7 +200,8 @@ def _box(
     centred: dict[str, Any] = {"ha": "center", "va": "center"}
     y = upper if shape else (low + high) / 2
     ax.text(x + width / 2, y, _two_lines(name), fontsize=7.5, **centred)
-    ax.text(x + width / 2, lower, shape, fontsize=6.5, color="#444444", **centred)
+    size = 6.0 if "\n" in shape else 6.5
+    ax.text(x + width / 2, lower, shape, fontsize=size, color="#444444", **centred)
 
 
 def _two_lines(name: str) -> str:
