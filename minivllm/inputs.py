@@ -6,7 +6,7 @@ raises leaves nothing behind (cases K48 and K66). Never talks to the engine. Les
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -61,6 +61,8 @@ def check_params(
     params: SamplingParams | Sequence[SamplingParams], count: int, limits: Limits
 ) -> list[SamplingParams]:
     """One set of parameters for all prompts, or one each."""
+    if isinstance(params, (str, Mapping)) or not isinstance(params, (SamplingParams, Iterable)):
+        raise TypeError(f"sampling_params must be SamplingParams, got {type(params).__name__}")
     listed = [params] * count if isinstance(params, SamplingParams) else list(params)
     if len(listed) != count:
         raise ValueError(f"{len(listed)} sampling_params for {count} prompts")

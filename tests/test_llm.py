@@ -435,6 +435,10 @@ def test_a_bad_request_queues_nothing(llm: LLM) -> None:
     for prompt in ([], [VOCAB_SIZE], [1] * 96):
         with pytest.raises(ValueError, match="prompt 0"):
             llm.add_request(prompt, greedy())
+    with pytest.raises(TypeError, match="sampling_params must be SamplingParams, got dict"):
+        llm.generate("x", {"max_tokens": 3})
+    with pytest.raises(TypeError, match="sampling_params must be SamplingParams, got str"):
+        llm.add_request("r1", "a prompt", SamplingParams())
     with pytest.raises(TypeError, match="sampling_params"):
         llm.add_request([1], {"max_tokens": 3})
     with pytest.raises(ValueError, match="logprobs=321 exceeds the vocabulary of 320"):

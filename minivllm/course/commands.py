@@ -107,10 +107,23 @@ def _add_grade(grade: argparse.ArgumentParser) -> None:
     grade.add_argument("--csv", type=Path, metavar="FILE", help="one row a student")
     grade.add_argument("--feedback", type=Path, metavar="DIR", help="one text file a student")
     grade.add_argument("--hidden", type=Path, metavar="DIR", help="more tests, of your own")
-    grade.add_argument("--chapters", nargs="*", help="only these; all by default")
-    grade.add_argument("--jobs", type=int, default=1, help="children at a time")
-    grade.add_argument("--seconds", type=float, default=60, help="limit for a chapter")
+    grade.add_argument("--chapters", nargs="+", help="only these; all by default")
+    grade.add_argument("--jobs", type=_positive(int), default=1, help="children at a time")
+    grade.add_argument("--seconds", type=_positive(float), default=60, help="limit for a chapter")
     grade.add_argument("--gradescope", type=Path, metavar="FILE", help="results.json of one")
+
+
+def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
+    """The type of an option that must be above 0."""
+
+    def parse(text: str) -> float:
+        value = kind(text)
+        if not value > 0:
+            raise argparse.ArgumentTypeError(f"must be above 0, got {text}")
+        return value
+
+    parse.__name__ = kind.__name__  # argparse names it for text that is no number
+    return parse
 
 
 def _say(lines: Sequence[str]) -> int:

@@ -22,6 +22,8 @@ ALLOWED_MODULES = frozenset(
 FORBIDDEN_NAMES = frozenset(
     {"eval", "exec", "compile", "open", "globals", "__import__", "__builtins__"}
 )
+# Where torch keeps its functions under other names: no list of them would ever be complete.
+FORBIDDEN_MODULES = frozenset({"torch.ops", "torch._C"})
 # Attributes of anything: ways to reach a module or another function's insides.
 FORBIDDEN_ATTRIBUTES = frozenset(
     {"sys", "os", "importlib", "builtins", "subprocess", "inspect", "_exit"}
@@ -124,6 +126,8 @@ class _Scan:
             yield f"{node.id} is not for exercises"
         if isinstance(node, ast.Attribute) and node.attr in FORBIDDEN_ATTRIBUTES:
             yield f"the attribute {node.attr} is not for exercises"
+        for module in self._names(node) & FORBIDDEN_MODULES:
+            yield f"{module} is not for exercises"
         # torch.allclose = ... would change the tests' own tools, not the answer.
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
             if self._dotted(node).partition(".")[0] in self._module_roots():

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-SECONDS = 60
+SECONDS = 30
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import zipfile
 import pytest
 
 from course_tools import make_course
+from minivllm.course.commands import main
 from minivllm.course.folder_grading import grade_folder
 from minivllm.course.runner import child_environment
 
@@ -211,3 +212,13 @@ def test_single_submission_for_gradescope(tmp_path):
     assert grades["tests"][1]["output"].startswith("missing file")
     for entry in grades["tests"]:
         assert set(entry) >= {"name", "score", "max_score", "output", "visibility"}
+
+
+@pytest.mark.parametrize("flags", [["--seconds", "0"], ["--jobs", "-1"], ["--chapters"]])
+def test_limits_that_grade_nothing_are_refused(flags, capsys):
+    """`--seconds 0` would give everybody nothing, without a word."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["grade", "folder", *flags])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert "must be above 0" in error or "expected at least one argument" in error
