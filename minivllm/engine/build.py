@@ -75,7 +75,11 @@ def build_engine(path: Path, options: EngineConfig) -> Built:
         logger.log(level, "running eagerly and in step with your own %s", ", ".join(given))
     ops = build_ops(backend, parts, config.kv_cache_dtype)
     in_step = device.type == "cpu" or bool(given)  # a user's part may look at what a step computed
-    captured = _captured("" if in_step or config.enforce_eager else backend)
+    may_capture = not (in_step or config.enforce_eager)
+    captured = Captured(
+        decode=may_capture and backend in CAPTURABLE,
+        prefill=may_capture and backend in CAPTURABLE_PREFILL,
+    )
     assert config.max_model_len is not None
     with on_device(device):
         model = load_model(
@@ -109,10 +113,6 @@ class Captured(NamedTuple):
 
     decode: bool
     prefill: bool
-
-
-def _captured(backend: str) -> Captured:
-    return Captured(backend in CAPTURABLE, backend in CAPTURABLE_PREFILL)
 
 
 def build_runner(

@@ -1,8 +1,8 @@
 """How much GPU memory a step needs besides weights and KV cache, found by running one.
 
-Owns the largest step that the scheduler may plan. Never guesses: what a
-formula leaves out (workspaces, the sampler's float32 logits) shows up as an out-of-memory error in
-the middle of a run. Lesson 08.
+Owns the largest step that the scheduler may plan. Never guesses: what a formula leaves out
+(workspaces, the sampler's float32 logits) shows up as an out-of-memory error in the middle of a
+run. Lesson 08.
 """
 
 from __future__ import annotations
