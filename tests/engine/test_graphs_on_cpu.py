@@ -9,43 +9,18 @@ from __future__ import annotations
 import gc
 import random
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
+from played_gpu import Pool, Ring
 
 from minivllm import LLM, SamplingParams
 from minivllm.engine import decode_graphs, graphs, model_runner, prefill_graphs, step_graphs
 from minivllm.ops.pinned import OnItsWay
 
 VOCAB = 301
-
-
-class Ring:
-    """Never zeros: what a launch does not write must not be read."""
-
-    def __init__(self, shape, dtype):
-        self.buffer = torch.full(shape, 77, dtype=dtype)
-
-    @contextmanager
-    def next(self):
-        yield self.buffer
-
-
-class Pool:
-    """A replay leaves its results in the tensors of the capture, as a graph does."""
-
-    def capture(self, function):
-        function()
-        output = function()
-
-        def replay():
-            again = function()
-            if output is not None:
-                output.copy_(again)
-
-        return SimpleNamespace(replay=replay), output
 
 
 @pytest.fixture

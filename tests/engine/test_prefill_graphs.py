@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
+from played_gpu import Pool, Ring
 
 from minivllm.engine import prefill_graphs
 from minivllm.engine.input_batch import pack_rows
@@ -17,23 +16,6 @@ from minivllm.engine.step_plan import ScheduledRow
 from minivllm.ops.attention_batch import AttentionBatch
 
 CPU = torch.device("cpu")
-
-
-class Ring:
-    def __init__(self, shape, dtype):
-        # Never zeros: what a launch does not write must not be read.
-        self.buffer = torch.full(shape, 77, dtype=dtype)
-
-    @contextmanager
-    def next(self):
-        yield self.buffer
-
-
-class Pool:
-    """Records by calling, and replays by calling again."""
-
-    def capture(self, function):
-        return SimpleNamespace(replay=function), function()
 
 
 @pytest.fixture
