@@ -43,7 +43,9 @@ class GraphPool:
         function()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory, stream=self._stream):
+        # By default a capture fails when any other thread allocates: one that generates meanwhile.
+        scope = {"pool": self._memory, "stream": self._stream, "capture_error_mode": "thread_local"}
+        with torch.cuda.graph(graph, **scope):
             output = function()
         if self._memory is None:
             self._memory = graph.pool()

@@ -19,7 +19,8 @@ from minivllm.kernels.splits import combine_kernel, split_size
 from minivllm.kernels.tiles import Tile, decode_splits, padded_dim, select_tile
 
 
-@triton.jit
+# Another max_model_len is another table width, and must not compile the kernel again.
+@triton.jit(do_not_specialize=["stride_table"])
 def decode_kernel(
     p_q,
     p_k,

@@ -89,7 +89,7 @@ def _attend_pairs(
     return b_new_max, b_sum, b_acc0, b_acc1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["stride_table"])
 def decode_fp8_kernel(
     p_q, p_k, p_v, p_k_scale, p_v_scale, p_tables, p_lens, p_out, p_partial, p_lse,
     stride_q, stride_table, scale,

@@ -35,7 +35,7 @@ def _row_of(p_bounds, tile, num_rows, BLOCK_M: tl.constexpr):
     return low - 1
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "stride_table"])
 def _prefill_kernel(
     p_q,
     p_k,

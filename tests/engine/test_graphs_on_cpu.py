@@ -124,7 +124,7 @@ def test_all_captures_share_one_memory_and_one_stream(monkeypatch):
     calls = []
     made = iter(range(9))
 
-    def graph(cuda_graph, pool, stream):
+    def graph(cuda_graph, pool, stream, capture_error_mode):
         calls.append((pool, stream))
         return nullcontext()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from gpu_tools import COUNT, engine, greedy, ids, on_cpu, prompts, run
@@ -129,6 +130,22 @@ def test_seeded_sampling_equals_the_cpus(tiny_model) -> None:
     small = engine(path, num_kvcache_blocks=7, max_num_seqs=5)
     assert texts(small) == expected
     assert small.stats.preemptions > 0
+
+
+def test_one_engine_starts_while_another_generates(tiny_model, reference) -> None:
+    """A second engine, in a second thread: its captures must bear the first one's launches."""
+    path = tiny_model("qwen3")
+    batch = prompts()
+    first = engine(path)
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(engine, tiny_model("llama"))
+        texts = [ids(run(first, batch))]
+        while not started.done():
+            texts.append(ids(run(first, batch)))
+        second = started.result()
+    for found in texts:
+        assert_greedy(reference(path), batch, found)
+    assert_greedy(reference(tiny_model("llama")), batch, ids(run(second, batch)))
 
 
 def test_two_engines_in_one_process(tiny_model, reference) -> None:
