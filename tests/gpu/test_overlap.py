@@ -6,7 +6,8 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from gpu_tools import COUNT, engine, greedy, ids, on_cpu, prompts, run
+import torch
+from gpu_tools import COUNT, DEVICE, engine, greedy, ids, on_cpu, prompts, run
 
 from minivllm import LLM, RequestOutput, SamplingParams
 from tiny_models import assert_greedy
@@ -148,10 +149,13 @@ def test_one_engine_starts_while_another_generates(tiny_model, reference) -> Non
     assert_greedy(reference(tiny_model("llama")), batch, ids(run(second, batch)))
 
 
-def test_two_engines_in_one_process(tiny_model, reference) -> None:
+@pytest.mark.parametrize("cards", [(DEVICE, DEVICE), ("cuda:0", "cuda:1")], ids=["one", "two"])
+def test_two_engines_in_one_process(cards: tuple[str, str], tiny_model, reference) -> None:
     """Step by step in turn: pools, graphs, counters of split sums and slots are each one's own."""
+    if cards[0] != cards[1] and torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
     paths = [tiny_model("qwen3"), tiny_model("llama")]
-    engines = [engine(path, num_kvcache_blocks=64) for path in paths]
+    engines = [engine(path, device=card, num_kvcache_blocks=64) for path, card in zip(paths, cards)]
     batch = prompts()
     texts: list[dict[str, list[int]]] = [{}, {}]
     for llm in engines:
