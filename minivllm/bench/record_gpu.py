@@ -37,7 +37,7 @@ class Part:
 def parts(out: Path, model: str, device: str, small: bool = False) -> list[Part]:
     """All parts in the order of their worth."""
     place = ["--model", model, "--device", device]
-    sizes = SMALL if small else []
+    sizes, repeats = (SMALL, "1") if small else ([], "3")
 
     def bench(name: str, seconds: float, *flags: str) -> Part:
         kind = name.split("_")[0]
@@ -50,10 +50,10 @@ def parts(out: Path, model: str, device: str, small: bool = False) -> list[Part]
         ["--model", model, "--shape", model, "--lengths", "4", "--repeats", "1"] if small else []
     )
     return [
-        bench("offline", 75, *sizes, "--repeat", "1" if small else "3"),
+        bench("offline", 75, *sizes, "--repeat", repeats),
         # The same once more, for its start: all kernels are compiled now.
         bench("offline_again", 45, *sizes, "--repeat", "1"),
-        bench("offline_fp8", 55, *sizes, "--repeat", "2", "--kv-cache-dtype", "fp8"),
+        bench("offline_fp8", 60, *sizes, "--repeat", repeats, "--kv-cache-dtype", "fp8"),
         bench("latency", 40, *latency),
         bench("prefill", 35, *prefill),
         bench("ladder", 240, *sizes),

@@ -1,8 +1,8 @@
 """The product of a few rows with a weight matrix, in Triton: little more than the weight's bytes.
 
 Owns the kernels of `ops.linear.linear` for small T, and when they are taken. cuBLAS is tuned for
-large T: on an H200 the four products of a Qwen3-0.6B layer take it 31, 25 and 25 us for 1, 16 and
-64 rows, and the kernels here 13.5, 19 and 22, where the bytes need 7. Never used in float32.
+large T: on an H200 the four products of a Qwen3-0.6B layer take it 30, 24 and 24 us for 1, 16 and
+64 rows, and the kernels here 13, 18 and 21, where the bytes need 7. Never used in float32.
 Lesson 13.
 """
 
