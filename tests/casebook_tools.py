@@ -15,7 +15,7 @@ import torch
 from minivllm import LLM, RequestOutput, SamplingParams
 from minivllm.engine.block_manager import BlockManager
 from minivllm.engine.device_state import DeviceState
-from minivllm.engine.input_batch import pack_rows
+from minivllm.engine.input_batch import pack_decode, pack_rows
 from minivllm.engine.prefix_cache import PrefixCache
 from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence as Seq
@@ -118,9 +118,12 @@ def prepared(plan: StepPlan, block_size: int) -> list[Any]:
     state = DeviceState(len(plan.rows), 200, device)
     slots = state.assign(plan)
     state.prepare_decode(plan.rows[:split], slots[:split])
-    sampling = [v for v in vars(state.sampling).values() if isinstance(v, torch.Tensor)]
-    tables = [state.last_token, state.position, state.block_table, *sampling]
-    return [*found, slots, *(table[slots[:split]].tolist() for table in tables)]
+    decoding = slots[:split]
+    if decoding:
+        found += [pack_decode(plan.rows[:split], decoding, block_size).tolist()]
+    sampling = state.sampling.select(torch.tensor(decoding, dtype=torch.int64))
+    found += [sampling.reals.tolist(), sampling.integers.tolist()]
+    return [*found, slots, *(t[decoding].tolist() for t in (state.last_token, state.block_table))]
 
 
 # -- the scheduler half alone ---------------------------------------------------------------------

@@ -21,6 +21,7 @@ import torch
 
 from minivllm.bench.workload import Workload
 from minivllm.engine.decode_step import decode_step
+from minivllm.engine.input_batch import pack_decode
 from minivllm.engine.step_plan import RowSampling, ScheduledRow, StepPlan
 
 if TYPE_CHECKING:
@@ -90,33 +91,25 @@ def decode_seconds(llm: LLM, contexts: Sequence[int], calls: int = 12) -> float:
     plan = decode_plan(contexts, runner.block_size, runner.num_blocks)
     slots = runner.state.assign(plan)
     runner.state.prepare_decode(plan.rows, slots)
-    step = _step_call(runner, plan, slots)
-    index = torch.tensor(slots, device=runner.device)
-    start = runner.state.position[index]
-
-    def once() -> None:
-        step()
-        runner.state.position[index] = start  # every call decodes the same position
-
+    step = _step_call(runner, plan, slots)  # every call decodes the same position
     try:
-        times = (_time_on_gpu if runner.device.type == "cuda" else _time_on_cpu)(once, calls)
+        times = (_time_on_gpu if runner.device.type == "cuda" else _time_on_cpu)(step, calls)
     finally:
         llm.reset_prefix_cache()  # blocks that it knew have been written to
     return statistics.median(times)
 
 
 def _step_call(runner: Any, plan: StepPlan, slots: list[int]) -> Callable[[], object]:
-    blocks = [row.block_table[-1] for row in plan.rows]
+    numbers = pack_decode(plan.rows, slots, runner.block_size)
     if runner.graphs is not None:
-        return partial(runner.graphs.decode.replay, slots, blocks)
+        return partial(runner.graphs.decode.replay, numbers)
     return partial(
         decode_step,
         runner.model,
         runner.ops,
         runner.state,
         (runner.kv_cache, runner.kv_scales),
-        torch.tensor(slots, device=runner.device),
-        torch.tensor(blocks, device=runner.device),
+        torch.from_numpy(numbers).to(runner.device),
         table_width=max(len(row.block_table) for row in plan.rows),
         flags=runner.state.flags(slots),
     )

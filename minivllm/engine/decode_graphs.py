@@ -1,8 +1,8 @@
-"""Decode steps as CUDA graphs, from slot numbers to sampled tokens.
+"""Decode steps as CUDA graphs, from six numbers a row to sampled tokens.
 
 Owns the buckets of batch sizes, the graphs and the tensors they were captured on. Never decides
-what runs: it replays what `decode_step` did when it was captured, on other slot numbers. Pads are
-rows of the pad slot: they store nothing, read nothing and stay where they are. Lesson 15.
+what runs: it replays what `decode_step` did when it was captured, on other numbers. Pads are rows
+of the pad slot, that store and read nothing. Lesson 15.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
 import torch
 
 from minivllm.engine.graphs import GraphPool, pick_bucket
+from minivllm.engine.input_batch import DECODE_PAD, Numbers
 from minivllm.ops.pinned import PinnedRing
 
-# (slots [B], blocks [B], logits out [B, V]) -> sampled ids [B]
-Decode = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+# (numbers [6, B], logits out [B, V]) -> sampled ids [B]
+Decode = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def decode_buckets(max_num_seqs: int) -> list[int]:
@@ -43,11 +45,11 @@ class DecodeGraphs:
         device: torch.device,
     ) -> None:
         self.buckets = decode_buckets(max_num_seqs)
-        self._pad = (pad_slot, 0)
-        # Slot and block side by side: one copy a step brings both.
-        self._inputs = torch.zeros(max_num_seqs, 2, dtype=torch.int64, device=device)
-        self._inputs[:, 0] = pad_slot
-        self._host = PinnedRing((max_num_seqs, 2), torch.int64)
+        # A column [6, 1], to be written over as many rows as are missing.
+        self._pad = np.array([[pad_slot], *([number] for number in DECODE_PAD)])
+        size = len(self._pad) * max_num_seqs
+        self._numbers = torch.zeros(size, dtype=torch.int64, device=device)
+        self._host = PinnedRing((size,), torch.int64)
         # One buffer for all: an output of each graph's own would keep V x sum of buckets alive.
         self.logits = torch.empty(max_num_seqs, vocab_size, dtype=dtype, device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
@@ -59,20 +61,27 @@ class DecodeGraphs:
         KV pool until the next search for garbage.
         """
         for bucket in reversed(self.buckets):
-            slots, blocks = self._inputs[:bucket].unbind(1)
-            step = partial(decode, slots, blocks, self.logits[:bucket])
+            numbers = self._split(self._numbers, bucket)
+            numbers.copy_(torch.from_numpy(self._pad))
+            step = partial(decode, numbers, self.logits[:bucket])
             self._graphs[bucket] = pool.capture(step)
 
-    def replay(self, slots: list[int], blocks: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run a batch -> sampled ids [B], logits [B, V]; the next replay overwrites both."""
-        rows = len(slots)
+    def replay(self, numbers: Numbers) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run a batch of `pack_decode` -> sampled ids [B], logits [B, V].
+
+        The next replay overwrites both.
+        """
+        rows = numbers.shape[1]
         bucket = pick_bucket(self.buckets, rows)
         with self._host.next() as host:
-            array = host.numpy()
-            array[:rows, 0] = slots
-            array[:rows, 1] = blocks
-            array[rows:bucket] = self._pad
-            self._inputs[:bucket].copy_(host[:bucket], non_blocking=True)
+            padded = self._split(host, bucket)
+            padded.numpy()[:, :rows] = numbers
+            padded.numpy()[:, rows:] = self._pad
+            self._split(self._numbers, bucket).copy_(padded, non_blocking=True)
         graph, sampled = self._graphs[bucket]
         graph.replay()
         return sampled[:rows], self.logits[:rows]
+
+    def _split(self, flat: torch.Tensor, bucket: int) -> torch.Tensor:
+        """[6, bucket], the first part of `flat`: without gaps, so that one copy brings all."""
+        return flat[: len(self._pad) * bucket].view(-1, bucket)

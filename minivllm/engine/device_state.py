@@ -1,7 +1,7 @@
 """What stays on the device between steps: one row of numbers for every running sequence.
 
 Owns the slots (rows of the device tables), who sits in which, and whether the row is up to date. A
-decode step then needs only slot numbers from the host, and can start from a token that the host
+decode step then needs six numbers a row from the host, and can start from a token that the host
 has not read yet. Derives all of this from the plan: no scheduler has to report who came or went.
 Lessons 10 and 15.
 """
@@ -28,9 +28,8 @@ class DeviceState:
     | table | row of a decoding sequence |
     |---|---|
     | last_token [slots + 1] int64 | its newest token, whose K and V are not stored yet |
-    | position [slots + 1] int64 | the position of that token |
     | block_table [slots + 1, M] int32 | its blocks |
-    | sampling | the numbers its tokens are drawn with |
+    | sampling | the numbers its tokens are drawn with, but for the position |
     """
 
     def __init__(self, num_slots: int, max_blocks: int, device: torch.device) -> None:
@@ -39,7 +38,6 @@ class DeviceState:
         self.device = device
         rows = num_slots + 1
         self.last_token = torch.zeros(rows, dtype=torch.int64, device=device)
-        self.position = torch.zeros(rows, dtype=torch.int64, device=device)
         self.block_table = torch.zeros(rows, max_blocks, dtype=torch.int32, device=device)
         self.sampling = SamplingBatch.from_rows([_NOTHING] * rows, device)
         self._slots: OrderedDict[int, int] = OrderedDict()  # seq_id -> slot, oldest use first
@@ -75,7 +73,7 @@ class DeviceState:
     def prepare_decode(self, rows: Sequence[ScheduledRow], slots: Sequence[int]) -> None:
         """Bring the rows of a decode launch up to date: only newcomers and the preempted need it.
 
-        A sequence that decoded in the step before is up to date: the step itself moved its row on.
+        A sequence that decoded in the step before is up to date: that step left its token here.
         """
         stale = []
         for row, slot in zip(rows, slots, strict=True):
@@ -92,8 +90,6 @@ class DeviceState:
 
     def _upload(self, rows: list[ScheduledRow], slots: list[int]) -> None:
         index = to_device(torch.tensor(slots), self.device)
-        starts = torch.tensor([row.start for row in rows])
-        self.position[index] = to_device(starts, self.device)
         width = max(len(row.block_table) for row in rows)
         tables: npt.NDArray[np.int32] = np.zeros((len(rows), width), dtype=np.int32)
         for i, row in enumerate(rows):

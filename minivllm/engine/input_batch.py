@@ -1,7 +1,8 @@
-"""From the prefill rows of a step plan to the tensors of one launch.
+"""From the rows of a step plan to the numbers of one launch.
 
 Owns the arithmetic of positions, slots and row bounds. Never reads a sequence: the rows are all it
-needs. Decode rows need none of this, their numbers live in `DeviceState`. Lessons 07, 08 and 11.
+needs. A decode row's token and its older blocks are on the device already, see `DeviceState`.
+Lessons 07, 08 and 11.
 """
 
 from __future__ import annotations
@@ -83,3 +84,25 @@ def pack_rows(rows: Sequence[ScheduledRow], block_size: int) -> PackedRows:
         bounds=np.concatenate(([0], np.cumsum([row.num_tokens for row in rows]))),
         tables=tables,
     )
+
+
+DECODE_PAD = (0, 0, 0, -1, 0)  # see pack_decode; before them the pad slot
+
+
+def pack_decode(rows: Sequence[ScheduledRow], slots: Sequence[int], block_size: int) -> Numbers:
+    """All that a decode launch is told of its rows: [6, B].
+
+    | number | of a row | of a pad |
+    |---|---|---|
+    | slot | its row of the device state | the pad slot |
+    | column | where in its block table the newest block stands | 0 |
+    | block | that block | 0 |
+    | position | of its newest token | 0 |
+    | cache slot | where K and V of that token are stored | -1: nowhere |
+    | context | tokens it attends to, that one included | 0: none |
+    """
+    position = np.array([row.start for row in rows], dtype=np.int64)
+    column, offset = np.divmod(position, block_size)
+    block = np.array([row.block_table[i] for row, i in zip(rows, column)], dtype=np.int64)
+    cache_slot = block * block_size + offset
+    return np.stack([np.array(slots), column, block, position, cache_slot, position + 1])

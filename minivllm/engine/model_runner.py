@@ -19,7 +19,7 @@ from minivllm.engine.decode_graphs import DecodeGraphs
 from minivllm.engine.decode_step import decode_step
 from minivllm.engine.device import on_device
 from minivllm.engine.device_state import DeviceState
-from minivllm.engine.input_batch import pack_rows
+from minivllm.engine.input_batch import pack_decode, pack_rows
 from minivllm.engine.prefill_graphs import PrefillGraphs
 from minivllm.engine.row_logprobs import PendingLogprobs, start_logprobs
 from minivllm.engine.step_graphs import StepGraphs, capture_all
@@ -122,10 +122,8 @@ class ModelRunner:
         weight, state = self.model.model.embed_tokens.weight, self.state
         width = state.block_table.shape[1]
 
-        def decode(
-            slots: torch.Tensor, blocks: torch.Tensor, logits_out: torch.Tensor
-        ) -> torch.Tensor:
-            return self._decode_step(slots, blocks, width, (False, True), logits_out)[0]
+        def decode(numbers: torch.Tensor, logits_out: torch.Tensor) -> torch.Tensor:
+            return self._decode_step(numbers, width, (False, True), logits_out)[0]
 
         def prefill(ids: torch.Tensor, batch: AttentionBatch, out: torch.Tensor) -> None:
             out.copy_(self.model(ids, batch, self.kv_cache, self.kv_scales))
@@ -153,8 +151,7 @@ class ModelRunner:
 
     def _decode_step(
         self,
-        slots: torch.Tensor,
-        blocks: torch.Tensor,
+        numbers: torch.Tensor,
         table_width: int,
         flags: tuple[bool, bool],
         logits_out: torch.Tensor | None = None,
@@ -164,8 +161,7 @@ class ModelRunner:
             self.ops,
             self.state,
             (self.kv_cache, self.kv_scales),
-            slots,
-            blocks,
+            numbers,
             table_width=table_width,
             flags=flags,
             logits_out=logits_out,
@@ -177,13 +173,12 @@ class ModelRunner:
         # Longest context first: the last programs of a plain grid are then the short ones.
         order = sorted(range(len(rows)), key=lambda i: -rows[i].start)
         rows, slots = [rows[i] for i in order], [slots[i] for i in order]
-        blocks = [row.block_table[row.start // self.block_size] for row in rows]
+        numbers = pack_decode(rows, slots, self.block_size)
         if self.graphs is not None:
-            tokens, logits = self.graphs.decode.replay(slots, blocks)
+            tokens, logits = self.graphs.decode.replay(numbers)
         else:
             tokens, logits = self._decode_step(
-                to_device(torch.tensor(slots), self.device),
-                to_device(torch.tensor(blocks), self.device),
+                to_device(torch.from_numpy(numbers), self.device),
                 rows[0].start // self.block_size + 1,
                 self.state.flags(slots),
             )

@@ -119,7 +119,7 @@ def _cut(
 
 @triton.jit
 def _cut_kernel(
-    p_logits, p_temperature, p_top_k, p_top_p, p_min_p, p_best, p_cut, stride_row, size,
+    p_logits, p_reals, p_integers, p_best, p_cut, stride_row, size,
     BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """cut[b]: tokens of row b with (x - best[b]) / T >= cut[b] survive its top-k, top-p and min-p
@@ -129,8 +129,9 @@ def _cut_kernel(
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     p_row = p_logits + row * stride_row
-    temperature = tl.load(p_temperature + row)
-    top_k, top_p, min_p = tl.load(p_top_k + row), tl.load(p_top_p + row), tl.load(p_min_p + row)
+    p_reals += row * 3
+    temperature, top_p, min_p = tl.load(p_reals), tl.load(p_reals + 1), tl.load(p_reals + 2)
+    top_k = tl.load(p_integers + row * 4)
     cut = tl.full((), float("-inf"), tl.float32)
     # Greedy rows and rows without a filter leave at once: the sampler finds their largest.
     best = tl.full((), -3.4028234663852886e38, tl.float32)
@@ -162,11 +163,12 @@ def _cut_kernel(
 def launch_cut(logits: torch.Tensor, batch: SamplingBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Largest logit and cut of each row that filters. logits: [B, V] -> [B], [B] float32."""
     rows, size = logits.shape
-    best, cut = torch.empty(2, rows, dtype=torch.float32, device=logits.device)
+    # Not two halves of one tensor: kernels are compiled anew for another alignment.
+    best, cut = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
     pdl = overlaps(logits.device, rows)
     # All of a multiprocessor for a row: its passes are bound by what one program keeps under way.
     _cut_kernel[(rows,)](
-        logits, batch.temperature, batch.top_k, batch.top_p, batch.min_p, best, cut,
-        logits.stride(0), size, BLOCK, pdl, num_warps=16, launch_pdl=pdl,
+        logits, batch.reals, batch.integers, best, cut, logits.stride(0), size,
+        BLOCK, pdl, num_warps=16, launch_pdl=pdl,
     )  # fmt: skip
     return best, cut

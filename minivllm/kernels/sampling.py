@@ -75,8 +75,8 @@ def _best_of_range(
 
 @triton.jit
 def _sample_kernel(
-    p_logits, p_temperature, p_seed, p_sample_index, p_position, p_best, p_cut,
-    p_reference, p_score, p_id, stride_row, size, vocab_start,
+    p_logits, p_reals, p_integers, p_best, p_cut, p_reference, p_score, p_id,
+    stride_row, size, vocab_start,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, FILTER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """id[b] = argmax_j (x[b, j] - max x) / T[b] + gumbel(b, j) over the tokens that survive
@@ -85,7 +85,7 @@ def _sample_kernel(
     """
     begin(PDL)
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    temperature = tl.load(p_temperature + row)
+    temperature = tl.load(p_reals + row * 3)
     greedy = temperature < GREEDY_BELOW
     reference = tl.full((), LEAST, tl.float32)
     cut = tl.full((), float("-inf"), tl.float32)
@@ -96,13 +96,14 @@ def _sample_kernel(
         greedy = greedy | (cut == float("inf"))
         cut = tl.where(greedy, float("-inf"), cut)
     inverse_t = 1.0 / tl.where(greedy, 1.0, temperature)
+    p_integers += row * 4  # top_k, seed, sample_index, position
     # Blocks begin at a multiple of four token ids: a group of four shares one Philox call.
     blocks = tl.cdiv(size + vocab_start % 4, BLOCK)
     per_split = tl.cdiv(blocks, SPLITS)
     first, last = split * per_split, tl.minimum(split * per_split + per_split, blocks)
     reference, score, best_id = _best_of_range(
         p_logits + row * stride_row, size, vocab_start, first, last, reference, cut, inverse_t,
-        greedy, tl.load(p_seed + row), tl.load(p_sample_index + row), tl.load(p_position + row),
+        greedy, tl.load(p_integers + 1), tl.load(p_integers + 2), tl.load(p_integers + 3),
         BLOCK // 4,
     )  # fmt: skip
     if SPLITS > 1:
@@ -113,13 +114,13 @@ def _sample_kernel(
 
 @triton.jit
 def _merge_kernel(
-    p_temperature, p_cut, p_reference, p_score, p_part_id, p_id,
+    p_reals, p_cut, p_reference, p_score, p_part_id, p_id,
     SPLITS: tl.constexpr, BLOCK: tl.constexpr, FILTER: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """id[b] = id of the part with the largest reference / T + score; the lowest id on a tie"""
     begin(PDL)
     row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(p_temperature + row)
+    temperature = tl.load(p_reals + row * 3)
     greedy = temperature < GREEDY_BELOW
     if FILTER:
         greedy = greedy | (tl.load(p_cut + row) == float("inf"))
@@ -175,16 +176,17 @@ def launch_sample(
     reference = score = None
     part_id = out
     if splits > 1:
-        reference, score = torch.empty(2, rows, splits, dtype=torch.float32, device=out.device)
+        shape, real = (rows, splits), {"dtype": torch.float32, "device": out.device}
+        reference, score = torch.empty(shape, **real), torch.empty(shape, **real)
         part_id = torch.empty(rows, splits, dtype=torch.int64, device=out.device)
     _sample_kernel[(rows, splits)](
-        logits, batch.temperature, batch.seed, batch.sample_index, batch.position, best, cut,
-        reference, score, part_id, logits.stride(0), size, vocab_start,
+        logits, batch.reals, batch.integers, best, cut, reference, score, part_id,
+        logits.stride(0), size, vocab_start,
         splits, block, batch.any_filter, pdl, num_warps=num_warps, launch_pdl=pdl,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(rows,)](
-            batch.temperature, cut, reference, score, part_id, out,
+            batch.reals, cut, reference, score, part_id, out,
             splits, padded(splits), batch.any_filter, pdl, num_warps=1, launch_pdl=pdl,
         )  # fmt: skip
     return out

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,56 +26,79 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SamplingBatch:
-    """The sampling numbers of a batch, one entry a row.
+    """The sampling numbers of a batch, one row each.
 
-    The flags are known on the host, so that choosing the cheap path never waits for the device.
+    In two tensors, so that one copy or one look-up moves them all. The flags are known on the
+    host, so that choosing the cheap path never waits for the device.
     """
 
-    temperature: torch.Tensor  # [B] float32; 0 = greedy
-    top_k: torch.Tensor  # [B] int32; 0 = off
-    top_p: torch.Tensor  # [B] float32; 1 = off
-    min_p: torch.Tensor  # [B] float32; 0 = off
-    seed: torch.Tensor  # [B] int64, the bits of a seed modulo 2**64
-    sample_index: torch.Tensor  # [B] int64
-    position: torch.Tensor  # [B] int64
+    reals: torch.Tensor  # [B, 3] float32: temperature, top_p, min_p
+    integers: torch.Tensor  # [B, 4] int64: top_k, seed, sample_index, position
     all_greedy: bool
     any_filter: bool
+
+    @property
+    def temperature(self) -> torch.Tensor:
+        """[B]; 0 = greedy."""
+        return self.reals[:, 0]
+
+    @property
+    def top_p(self) -> torch.Tensor:
+        """[B]; 1 = off."""
+        return self.reals[:, 1]
+
+    @property
+    def min_p(self) -> torch.Tensor:
+        """[B]; 0 = off."""
+        return self.reals[:, 2]
+
+    @property
+    def top_k(self) -> torch.Tensor:
+        """[B]; 0 = off."""
+        return self.integers[:, 0]
+
+    @property
+    def seed(self) -> torch.Tensor:
+        """[B]; the bits of a seed modulo 2**64."""
+        return self.integers[:, 1]
+
+    @property
+    def sample_index(self) -> torch.Tensor:
+        """[B]; which of a request's n samples."""
+        return self.integers[:, 2]
+
+    @property
+    def position(self) -> torch.Tensor:
+        """[B]; of the token to draw."""
+        return self.integers[:, 3]
 
     @classmethod
     def from_rows(
         cls, rows: Sequence[RowSampling], device: torch.device | str = "cpu"
     ) -> SamplingBatch:
         """Pack the rows of a step plan; values are taken as already validated."""
-
-        def column(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-            return to_device(torch.tensor(values, dtype=dtype), device)
-
         random = [row for row in rows if row.temperature >= GREEDY_TEMPERATURE]
+        reals = [(_temperature(row), row.top_p, row.min_p) for row in rows]
+        integers = [
+            # No vocabulary has 2**31 tokens: beyond, all values of top_k mean the same.
+            (min(max(row.top_k, 0), 2**31), _as_int64(row.seed), row.sample_index, row.position)
+            for row in rows
+        ]
         return cls(
-            temperature=column([_temperature(row) for row in rows], torch.float32),
-            # An int32 holds no more; beyond the vocabulary size all values mean the same.
-            top_k=column([min(max(row.top_k, 0), 2**31 - 1) for row in rows], torch.int32),
-            top_p=column([row.top_p for row in rows], torch.float32),
-            min_p=column([row.min_p for row in rows], torch.float32),
-            seed=column([_as_int64(row.seed) for row in rows], torch.int64),
-            sample_index=column([row.sample_index for row in rows], torch.int64),
-            position=column([row.position for row in rows], torch.int64),
+            to_device(torch.tensor(reals, dtype=torch.float32).view(-1, 3), device),
+            to_device(torch.tensor(integers, dtype=torch.int64).view(-1, 4), device),
             all_greedy=not random,
             any_filter=any(row.top_k > 0 or row.top_p < 1 or row.min_p > 0 for row in random),
         )
 
     def update(self, rows: torch.Tensor, new: SamplingBatch) -> None:
         """Write `new` over some rows, by index [R]; the flags are not kept here."""
-        for field in fields(self):
-            tensor = getattr(self, field.name)
-            if isinstance(tensor, torch.Tensor):
-                tensor[rows] = getattr(new, field.name)
+        self.reals[rows] = new.reals
+        self.integers[rows] = new.integers
 
     def select(self, rows: torch.Tensor) -> SamplingBatch:
-        """The batch of some rows, by index [R]; the flags stay those of the whole."""
-        entries = {field.name: getattr(self, field.name) for field in fields(self)}
-        tensors = {k: v[rows] for k, v in entries.items() if isinstance(v, torch.Tensor)}
-        return replace(self, **tensors)
+        """A copy of some rows, by index [R]; the flags stay those of the whole."""
+        return replace(self, reals=self.reals[rows], integers=self.integers[rows])
 
 
 def _temperature(row: RowSampling) -> float:
