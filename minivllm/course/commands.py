@@ -42,12 +42,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_commands(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    hidden = ("(authors)", "(instructors)") if _is_students() else ()
 
     def add(name: str, work: Command, text: str) -> argparse.ArgumentParser:
-        # A command without `help` still works, and is not in the list.
-        shown: dict[str, Any] = {} if text.endswith(hidden or "\0") else {"help": text}
-        sub = commands.add_parser(name, description=text, **shown)
+        sub = commands.add_parser(name, help=text, description=text)
         sub.set_defaults(run=work)
         return sub
 
@@ -62,24 +59,28 @@ def _add_commands(parser: argparse.ArgumentParser) -> None:
     reset = add("reset", _reset, "put a chapter's stub back; your file is kept as .bak")
     reset.add_argument("chapter")
     add("update", _update, "bring new stubs into your files, keeping your edits")
-    build = add(
-        "build", _authors(_build), "generate stubs and solutions from the package (authors)"
-    )
-    build.add_argument("--check", action="store_true", help="only say what differs; exit 1 if any")
-    build.add_argument("--force", action="store_true", help="replace edited files, keeping a .bak")
-    kill = add("kill-table", _authors(_kill_table), "which mistake fails which task (authors)")
-    kill.add_argument("chapters", nargs="*")
-    kill.add_argument("--json", type=Path, metavar="FILE")
     lab = add("lab", _lab, "copy the lessons to work/ and open JupyterLab there")
     lab.add_argument("--no-open", action="store_true", help="only copy")
     lab.add_argument("--no-browser", action="store_true", help="start it and print its address")
     lab.add_argument("--port", type=int, default=8888, help="the first port to try (8888)")
-    lessons = add("lessons", _lessons, "execute the lessons in place (authors)")
+    lessons = add("lessons", _lessons, "execute the lessons in place (`make lessons`)")
     lessons.add_argument("names", nargs="*", help="chapters; all by default")
-    add("readme", _authors(_readme), "write the table of chapters into README.md (authors)")
-    released = add("release", _authors(_release), "write the tree for students (instructors)")
+    # A student's tree lacks what these need, and some would spoil the exercises.
+    if not _is_students():
+        _add_authors_commands(add)
+
+
+def _add_authors_commands(add: Callable[[str, Command, str], argparse.ArgumentParser]) -> None:
+    build = add("build", _build, "generate stubs and solutions from the package (authors)")
+    build.add_argument("--check", action="store_true", help="only say what differs; exit 1 if any")
+    build.add_argument("--force", action="store_true", help="replace edited files, keeping a .bak")
+    kill = add("kill-table", _kill_table, "which mistake fails which task (authors)")
+    kill.add_argument("chapters", nargs="*")
+    kill.add_argument("--json", type=Path, metavar="FILE")
+    add("readme", _readme, "write the table of chapters into README.md (authors)")
+    released = add("release", _release, "write the tree for students (instructors)")
     released.add_argument("--student", type=Path, required=True, metavar="DIR", help="a new folder")
-    _add_grade(add("grade", _authors(_grade), "grade a folder of submissions (instructors)"))
+    _add_grade(add("grade", _grade, "grade a folder of submissions (instructors)"))
 
 
 def _is_students() -> bool:
@@ -88,17 +89,6 @@ def _is_students() -> bool:
         return load_course().edition == STUDENT
     except (ValueError, OSError):
         return False
-
-
-def _authors(work: Command) -> Command:
-    """`work` in a full tree; a released one lacks what it needs, and would spoil the exercises."""
-
-    def guarded(args: argparse.Namespace) -> int:
-        if load_course().edition == STUDENT:
-            raise ValueError(f"`{args.command}` needs the full tree; this is a student's")
-        return work(args)
-
-    return guarded
 
 
 def _add_grade(grade: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ torch only when the first check is made.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -105,11 +106,26 @@ class Grading:
         trail = None if result.hidden else self.trails.get(task.id)
         # A unit often calls the one before it in its file: that one comes first. So do those of
         # earlier chapters, where they are the student's too.
-        wrong = {test.task for test in self.tests if test.state == WRONG and test.task < task.id}
-        before = sorted(other for other in wrong if self.chain or other.startswith(task.chapter))
+        wrong = {test.task for test in self.tests if test.state == WRONG}
+        wrong |= set(self._wrong_earlier if self.chain else ())
+        near = "" if self.chain else task.chapter
+        before = sorted(other for other in wrong if other < task.id and other.startswith(near))
         if result.category == "forbidden":
             before = []
         return f"{result.text}\n{closing(trail, task, before)}"
+
+    @cached_property
+    def _wrong_earlier(self) -> list[str]:
+        """Wrong tasks of the earlier chapters that this run itself does not test."""
+        from minivllm.course.runner import run_tests
+
+        tested = {task_id.partition(".")[0] for task_id in self.selected}
+        earlier = [c.id for c in self.course.chapters if c.id < max(tested) and c.id not in tested]
+        if not earlier:
+            return []
+        options = ["--chain", "--course-seed", str(self.seed)]
+        found = run_tests(self.course, earlier, self.impl, options).progress
+        return [task["id"] for task in found.get("tasks", []) if task["state"] == WRONG]
 
     def results(self) -> list[TaskResult]:
         """One result a task; the diagnosis rests on all the questions that the tests asked."""

@@ -58,7 +58,11 @@ class _Keep:
 
 
 def grade_here(
-    course: Course, chapter: Chapter, impl: str, options: Sequence[str] = ()
+    course: Course,
+    chapter: Chapter,
+    impl: str,
+    options: Sequence[str] = (),
+    plugins: Sequence[object] = (),
 ) -> tuple[Grading, str]:
     """Run a chapter's visible tests in this process. Returns the grading and pytest's output."""
     keep = _Keep()
@@ -70,7 +74,7 @@ def grade_here(
     command += ["--rootdir", str(course.root), str(file), "--impl", impl, *options]
     output = io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        code = pytest.main(command, plugins=[keep])
+        code = pytest.main(command, plugins=[keep, *plugins])
     if keep.grading is None or code not in (0, 1):
         raise RuntimeError(f"the tests of {chapter.id} did not run:\n{output.getvalue()}")
     return keep.grading, output.getvalue()

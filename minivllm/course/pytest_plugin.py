@@ -134,8 +134,8 @@ def task_of(item: pytest.Item) -> str:
     return str(mark.args[0]) if mark else ""
 
 
-def is_hidden(item: pytest.Item) -> bool:
-    """Whether the test comes from the --hidden folder."""
+def is_hidden(item: pytest.Item | pytest.Collector) -> bool:
+    """Whether the test (or file of tests) comes from the --hidden folder."""
     hidden = item.config.getoption("--hidden")
     return bool(hidden) and Path(hidden).resolve() in Path(item.path).parents
 

@@ -102,7 +102,7 @@ def _matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _mark_edition(path: Path) -> None:
-    """Tell the commands that this is a student's tree: those of authors then refuse."""
+    """Tell the commands that this is a student's tree: those of authors are not offered then."""
     text = read_text(path)
     head = "[course]\n"
     if head not in text:

@@ -93,7 +93,7 @@ class Course:
     version: str
     seed: int
     chapters: tuple[Chapter, ...]
-    edition: str = "full"  # "student" in a released tree, where authors' commands refuse
+    edition: str = "full"  # "student" in a released tree, which has no authors' commands
 
     @property
     def tasks(self) -> tuple[Task, ...]:

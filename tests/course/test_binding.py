@@ -135,6 +135,15 @@ def test_broken_files_are_described(tmp_path, text, problem):
         "torch._C._nn\n",
         "(lambda: 0).__globals__\n",
         "del torch.allclose\n",
+        "from torch import os\n",
+        "from random import _os\n",
+        "import random\nrandom._os.getcwd()\n",
+        "import collections\ncollections._sys.modules\n",
+        "import enum\nenum.bltns.open('x')\n",
+        "import pprint\npprint._io.open('x')\n",
+        "import timeit\n",
+        "import socket\n",
+        "import io\n",
     ],
 )
 def test_doors_are_shut_and_the_file_not_run(tmp_path, text):
@@ -165,9 +174,10 @@ def test_what_students_usually_write_is_allowed(tmp_path):
     text = (
         "import math\nfrom dataclasses import dataclass\nfrom collections import deque\n"
         "import torch\nimport torch.nn.functional as F\n"
+        "import copy, random, re\nfrom pprint import pprint\nfrom time import perf_counter\n"
         "@dataclass\nclass Pair:\n    a: int = 0\n"
         "def scale(x, factor):\n    self = Pair()\n    self.a = getattr(self, 'a') + 1\n"
-        "    return x * factor\n"
+        "    perf_counter()\n    return x * factor\n"
     )
     assert violations(course, text) == []
     assert units("exercises", ["ch01"], course).of(course.task("ch01.1")).value(2, 3) == 6

@@ -82,6 +82,16 @@ def test_chain_blocks_by_an_earlier_chapter(tmp_path):
     assert "blocked by ch01.1" in output
 
 
+def test_chain_names_a_wrong_earlier_chapter_that_is_not_run(tmp_path):
+    course = make_course(tmp_path)
+    solve(course, "ch02", "ch03")
+    answer(course, "ch01", "def scale(x, factor):\n    return x * factor + 1\n")
+    assert run(course, "ch03")[0]["ch03.1"].state == "pass"
+    chained = run(course, "ch03", options=["--chain"])[0]
+    assert list(chained) == ["ch03.1"] and chained["ch03.1"].state == "wrong"
+    assert "diagnosis ch01.1 is wrong too; if this unit calls it" in chained["ch03.1"].text
+
+
 def test_failure_text_has_check_result_input_diagnosis_and_hint(tmp_path, monkeypatch):
     course = make_course(tmp_path)
     answer(course, "ch01", "def scale(x, factor):\n    return x + factor\n")

@@ -10,9 +10,16 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from minivllm.course.table import Course
+
+if TYPE_CHECKING:
+    from minivllm.course.folder_grading.children import Job
 
 
 def grade_folder(course: Course, args: argparse.Namespace) -> int:
@@ -23,7 +30,9 @@ def grade_folder(course: Course, args: argparse.Namespace) -> int:
             "`pytest exercises/ --impl FOLDER` grades one submission anywhere"
         )
     # Imported here: `resource` and fork exist on Linux, this message everywhere.
-    from minivllm.course.folder_grading.children import Job, Limits, prepare_parent, run_jobs
+    from minivllm.course.folder_grading.children import Job, Limits, prepare_parent
+    from minivllm.course.folder_grading.hidden import refuse_wrong_tests
+    from minivllm.course.folder_grading.jobs import run_jobs
     from minivllm.course.folder_grading.reports import StudentGrade, write_reports
     from minivllm.course.folder_grading.submissions import find_submissions
 
@@ -37,17 +46,39 @@ def grade_folder(course: Course, args: argparse.Namespace) -> int:
             args.folder, chapters, Path(scratch) / "submissions", single=bool(args.gradescope)
         )
         prepare_parent()
+        limits, at_once = Limits(seconds=args.seconds), max(args.jobs, 1)
+        if hidden:
+            refuse_wrong_tests(course, chapters, hidden, limits, Path(scratch) / "hidden", at_once)
         jobs = [
             Job(course, submission.files[chapter.id], chapter, hidden)
             for submission in submissions
             for chapter in chapters
             if chapter.id in submission.files
         ]
-        limits = Limits(seconds=args.seconds)
-        results = run_jobs(jobs, limits, Path(scratch) / "runs", max(args.jobs, 1))
+        with _progress(len(submissions), jobs) as on_end:
+            results = run_jobs(jobs, limits, Path(scratch) / "runs", at_once, on_end)
     grades = []
     for submission in submissions:
         own = {chapter: results[file] for chapter, file in submission.files.items()}
         grades.append(StudentGrade.collect(course, chapters, submission, own))
     write_reports(course, grades, args)
     return 0
+
+
+@contextmanager
+def _progress(total: int, jobs: Sequence[Job]) -> Iterator[Callable[[Job], None]]:
+    """A bar over submissions, where stderr is a terminal; gives what to call as each job ends."""
+    from tqdm import tqdm
+
+    class Bar(tqdm):
+        monitor_interval = 0  # no thread of its own: this process is going to fork
+
+    left = Counter(job.file.parent for job in jobs)  # each submission has a folder of ours
+    with Bar(total=total, desc="graded", unit="submission", disable=None) as bar:
+        bar.update(total - len(left))  # those that sent nothing
+
+        def on_end(job: Job) -> None:
+            left[job.file.parent] -= 1
+            bar.update(left[job.file.parent] == 0)
+
+        yield on_end

@@ -15,12 +15,12 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from minivllm.course.folder_grading.inside import run_inside
+from minivllm.course.folder_grading.inside import grade_answer, run_inside
 from minivllm.course.table import Chapter, Course
 
 POLL_SECONDS = 0.05
@@ -41,15 +41,16 @@ class Job:
     """One chapter file to grade."""
 
     course: Course
-    file: Path
+    file: Path  # or Path("reference")
     chapter: Chapter
     hidden: Path | None = None
     tasks: tuple[str, ...] = ()  # only these; all if empty
+    work: Callable[[Job], list[dict[str, Any]]] = grade_answer  # done in the child
 
 
 @dataclass(frozen=True)
 class JobResult:
-    """What came of a job: task results as plain dictionaries, or why there are none."""
+    """What came of a job: what its work gave (task results), or why there is nothing."""
 
     tasks: tuple[dict[str, Any], ...] = ()
     problem: str = ""
@@ -89,53 +90,14 @@ def prepare_parent() -> None:
         )
 
 
-def run_jobs(
-    jobs: Sequence[Job], limits: Limits, scratch: Path, at_once: int
-) -> dict[Path, JobResult]:
-    """Run all jobs, `at_once` at a time; results by the file that was graded.
-
-    A chapter that gave no result is run again task by task, so that one endless loop costs its own
-    task's points only.
-    """
-    done = dict(zip((job.file for job in jobs), _run_all(jobs, limits, scratch / "first", at_once)))
-    for job in jobs:
-        if done[job.file].tasks or len(job.chapter.tasks) < 2:
-            continue
-        singles = [
-            Job(job.course, job.file, job.chapter, job.hidden, (task.id,))
-            for task in job.chapter.tasks
-        ]
-        place = scratch / "again" / job.file.parent.name / job.chapter.id
-        parts = _run_all(singles, limits, place, at_once)
-        done[job.file] = _joined(singles, parts)
-    return done
-
-
-def _joined(singles: Sequence[Job], parts: Sequence[JobResult]) -> JobResult:
-    """One result of a chapter whose tasks ran apart."""
-    tasks: list[dict[str, Any]] = []
-    for job, part in zip(singles, parts):
-        task = job.course.task(job.tasks[0])
-        tasks += part.tasks or [lost_task(task.id, task.units, task.points, part.problem)]
-    output = "\n".join(part.output for part in parts if part.output)
-    return JobResult(tuple(tasks), "", output, sum(part.seconds for part in parts))
-
-
-def lost_task(task_id: str, names: Sequence[str], points: int, why: str) -> dict[str, Any]:
-    """The zero of a task whose child gave no result."""
-    return {
-        "id": task_id,
-        "name": ", ".join(names),
-        "state": "wrong",
-        "label": "no result",
-        "points": points,
-        "earned": 0,
-        "text": why,
-        "tests": [],
-    }
-
-
-def _run_all(jobs: Sequence[Job], limits: Limits, scratch: Path, at_once: int) -> list[JobResult]:
+def run_all(
+    jobs: Sequence[Job],
+    limits: Limits,
+    scratch: Path,
+    at_once: int,
+    on_end: Callable[[Job, JobResult], None] = lambda job, result: None,
+) -> list[JobResult]:
+    """Run each job once, `at_once` at a time; results in the order of the jobs."""
     waiting = list(enumerate(jobs))
     active: dict[int, _Child] = {}
     results: dict[int, JobResult] = {}
@@ -153,6 +115,7 @@ def _run_all(jobs: Sequence[Job], limits: Limits, scratch: Path, at_once: int) -
                 if ended or late:
                     results[index] = _finish(selector, child, None if late else status, limits)
                     del active[index]
+                    on_end(child.job, results[index])
     return [results[index] for index in range(len(jobs))]
 
 

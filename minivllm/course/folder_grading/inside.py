@@ -29,7 +29,7 @@ def run_inside(
         _close_others(keep={0, 1, 2, result_fd})
         _clean_surroundings(folder)
         _limit(limits)
-        tasks = _grade(job)
+        tasks = job.work(job)
         _send(result_fd, {"key": key, "tasks": tasks})
         code = 0
     except BaseException as error:
@@ -89,7 +89,8 @@ def _limit(limits: Limits) -> None:
         resource.setrlimit(what, (value, value))
 
 
-def _grade(job: Job) -> list[dict[str, Any]]:
+def grade_answer(job: Job) -> list[dict[str, Any]]:
+    """The visible and hidden tests on the job's file: a dictionary a task."""
     from minivllm.course.kill_table import grade_here
 
     options = [f"--task={task}" for task in job.tasks]

@@ -11,12 +11,14 @@ import csv
 import json
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from minivllm.course.folder_grading.children import JobResult, lost_task
+from minivllm.course.folder_grading.children import JobResult
+from minivllm.course.folder_grading.jobs import lost_task
 from minivllm.course.folder_grading.submissions import Submission
 from minivllm.course.table import Chapter, Course
 
@@ -84,11 +86,32 @@ def summary_lines(course: Course, grades: Sequence[StudentGrade]) -> list[str]:
     width = max(len(grade.student) for grade in grades)
     lines = [f"course {course.version}, seed {course.seed}, {len(grades)} submissions"]
     for grade in grades:
-        notes = [f"{t['id']} {t['label']}" for t in grade.tasks if t["state"] != "pass"]
+        notes = [f"{label}: {', '.join(names)}" for label, names in _by_label(grade).items()]
         notes += [f"not used: {', '.join(grade.extra)}"] if grade.extra else []
         score = f"{grade.points}/{grade.offered}"
         lines.append(f"{grade.student:<{width}}  {score:>7}  {'; '.join(notes)}".rstrip())
     return lines
+
+
+def _by_label(grade: StudentGrade) -> dict[str, list[str]]:
+    """What did not pass: label -> the tasks or chapters that have it."""
+    names: dict[str, list[str]] = {}
+    for task in _merged(grade.tasks):
+        if task["state"] != "pass":
+            names.setdefault(task["label"], []).append(task["id"])
+    return names
+
+
+def _merged(tasks: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The tasks, but one entry for a chapter whose tasks are all told the same words."""
+    for chapter, group in groupby(tasks, lambda task: task["id"].partition(".")[0]):
+        own = list(group)
+        said = {(task["label"], task["text"]) for task in own}
+        if len(own) > 1 and len(said) == 1 and own[0]["text"]:
+            sums = {key: sum(task[key] for task in own) for key in ("earned", "points")}
+            yield {**own[0], "id": chapter, "name": "all tasks", **sums}
+        else:
+            yield from own
 
 
 def as_json(course: Course, grades: Sequence[StudentGrade]) -> dict[str, Any]:
@@ -151,12 +174,11 @@ def write_csv(path: Path, grades: Sequence[StudentGrade]) -> None:
 def feedback(course: Course, grade: StudentGrade) -> str:
     """What one student reads."""
     lines = [f"{grade.student}: {grade.points} of {grade.offered} points", ""]
-    for task in grade.tasks:
+    for task in _merged(grade.tasks):
         score = f"{task['earned']}/{task['points']}"
         lines.append(f"{task['id']}  {task['name']}: {task['label']}, {score}")
         lines += textwrap.indent(task["text"], "    ").splitlines()
     lines += [""]
-    lines += [f"missing: {name}" for name in grade.missing]
     lines += [f"sent, not used: {name}" for name in grade.extra]
     return "\n".join([*lines, f"course {course.version}, seed {course.seed}"]) + "\n"
 

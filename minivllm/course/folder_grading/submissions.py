@@ -81,7 +81,7 @@ def _students(
             moodle = MOODLE.match(entry.name)
             student = labels.get(entry.name) or (moodle["name"] if moodle else entry.name)
             files = list(_read_folder(entry))
-            for found in files or [Found(PurePosixPath("(nothing)"), None)]:
+            for found in files or [Found(PurePosixPath("nothing"), None)]:
                 yield student, found
         elif MOODLE.match(entry.name) and entry.is_file():
             yield from _from_moodle([Found(PurePosixPath(entry.name), _read(entry))])
