@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import platform
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,10 @@ def render(title: str, facts: Facts) -> str:
     for name, value in facts.items():
         values = value if isinstance(value, list) else [value]
         for i, item in enumerate(values or ["none"]):
-            lines.append(f"  {name if i == 0 else '':<18}{item}".rstrip())
+            first, rest = f"  {name if i == 0 else '':<18}", " " * 22
+            lines += textwrap.wrap(
+                f"{first}{item}", 100, subsequent_indent=rest, break_long_words=False
+            )
     return "\n".join(lines)
 
 

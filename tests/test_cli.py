@@ -37,6 +37,14 @@ def test_help_version_and_errors_import_nothing_heavy():
     assert "did you mean --top-p?" in done.stderr
 
 
+def test_the_list_of_commands_has_whole_sentences(capsys):
+    """A dot inside a name ends none."""
+    assert main(["bench", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert "at the shapes of Qwen3-0.6B, against the limit that binds it ladder" in text
+    assert "minivllm and transformers.generate, on a CPU, as a ratio kv-accuracy" in text
+
+
 def test_python_dash_m():
     command = [sys.executable, "-m", "minivllm", "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -50,8 +58,8 @@ def test_generate_prints_each_prompt_its_text_and_one_line(model, capsys):
     assert main(["generate", "Hello", "--max-tokens", "4", "And you", *small(model)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line.startswith("> ")] == ["> Hello", "> And you"]
-    assert lines[-1].startswith("2 prompts, 8 tokens in ")
-    assert "tokens/s; KV cache: at most " in lines[-1] and " of 64 blocks, " in lines[-1]
+    assert lines[-2].startswith("2 prompts, 8 tokens in ") and lines[-2].endswith(" tokens/s")
+    assert lines[-1].startswith("KV cache: at most ") and " of 64 blocks, " in lines[-1]
 
 
 def test_generate_json_is_what_the_engine_returns(model, capsys):
@@ -132,6 +140,7 @@ def test_engine_flags_follow_the_engine_options():
         (["generate", "x", "--kv-cache-dtype", "int3"], "int3"),
         (["generate", "x", "--model", "nosuch"], "nosuch"),
         (["generate", "x", "--max-model-len", "100000"], "100000"),
+        (["generate", "x", "--num-kvcache-blocks", "1000000000000"], "bytes a block"),
         (["generate", "x" * 600], "prompt 0"),
         (["generate", ""], "empty"),
         (["generate", "x", "--no-chat", "--system", "Be kind"], "--system"),
@@ -141,6 +150,8 @@ def test_engine_flags_follow_the_engine_options():
         (["bench", "offline", "--prompt-len", "9", "3"], "prompt_len"),
         (["bench", "offline", "--json", "/nosuch/file.json"], "/nosuch/file.json"),
         (["bench", "compare-transformers", "--threads", "0"], "--threads"),
+        (["bench", "compare-transformers", "--batch-size", "0"], "--batch-size"),
+        (["bench", "compare-transformers", "--repeat", "0"], "--repeat"),
         (["bench", "kv-accuracy", "--tokens", "0"], "--tokens"),
         (["nosuch"], "nosuch"),
         ([], "COMMAND"),
@@ -172,11 +183,14 @@ def test_traceback_on_demand_and_for_our_own_faults(monkeypatch):
         main(["generate", "x", "--model", "nosuch"])
 
 
-def test_out_of_memory_is_no_traceback(monkeypatch, capsys):
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+def test_out_of_memory_is_no_traceback(kind, monkeypatch, capsys):
     import torch
 
+    error = torch.OutOfMemoryError if kind == "torch" else MemoryError
+
     def broken(name):
-        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB")
+        raise error("CUDA out of memory.\nTried to allocate 2 GiB")
 
     monkeypatch.setattr("minivllm.cli.loading.resolve_model", broken)
     assert main(["generate", "x", "--model", "any"]) == 2

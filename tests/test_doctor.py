@@ -35,6 +35,17 @@ def test_every_backend_is_named_with_its_obstacle():
     assert on_a_card[3].endswith("the device is cuda (7, 5)")
 
 
+def test_a_long_fact_goes_on_below():
+    text = doctor.render("engine", {"backends": ["x: no, it " + "needs more " * 9, "y: yes"]})
+    lines = text.splitlines()
+    assert len(lines) == 4 and max(map(len, lines)) <= 100
+    assert (
+        text.count("more") == 9
+        and lines[2].startswith(" " * 22)
+        and lines[3] == " " * 20 + "y: yes"
+    )
+
+
 def test_json_is_the_same(capsys):
     assert main(["doctor", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)

@@ -8,6 +8,7 @@ import io
 import json
 import random
 import threading
+import time
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -26,6 +27,8 @@ from minivllm.engine.scheduler import Scheduler
 from minivllm.engine.sequence import Sequence
 from minivllm.ops.attention import attention, paged_decode
 from minivllm.ops.norms import rms_norm
+from minivllm.outputs import EngineStats
+from minivllm.progress import Progress
 from tiny_models import VOCAB_SIZE, Reference, assert_greedy
 
 Make = Callable[..., Path]
@@ -142,6 +145,17 @@ def test_progress_bar_on_and_off(llm: LLM) -> None:
             assert "4/4" in err.getvalue() and "tok/s" in err.getvalue()
         else:
             assert err.getvalue() == ""
+
+
+def test_one_long_request_is_seen_to_move(capsys) -> None:
+    stats = EngineStats()
+    with Progress(1, stats, show=True) as progress:
+        for _ in range(3):
+            time.sleep(0.11)  # the bar's interval is 0.1
+            stats.generated_tokens += 111
+            progress.step_done()
+        shown = capsys.readouterr().err
+    assert all(f"?prompt/s, {n} tok, " in shown for n in (111, 222, 333))
 
 
 def test_stop_strings_and_ids(llm: LLM) -> None:

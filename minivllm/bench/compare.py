@@ -131,11 +131,13 @@ def compare(
     repeats: int = 3,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """Measure both; `progress` is told what runs. Raises ValueError where a size is no size."""
+    """Measure both; `progress` is told of each of `4 * repeats` runs when it is done.
+
+    Raises ValueError where a size is no size.
+    """
     for name, value in (("batch_size", batch_size), ("repeats", repeats)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    progress("loading the model twice")
     sides: Sides = {"minivllm": Ours(path, workload), "transformers": Theirs(path, batch_size)}
     rates, texts = _measure(sides, workload, repeats, progress)
     differences = first_differences(texts["minivllm"], texts["transformers"])
@@ -165,14 +167,14 @@ def _measure(
     texts: dict[str, list[list[int]]] = {}
     for side in sides.values():
         side.generate(_warm_up(workload))
-    for repeat in range(repeats):
+    for _ in range(repeats):
         for part, load in parts.items():
             for name, side in sides.items():
-                progress(f"repeat {repeat + 1} of {repeats}: {name}, {part}")
                 started = time.perf_counter()
                 ids = side.generate(load)
                 seconds = time.perf_counter() - started
                 rates[name, part].append(load.num_output_tokens / seconds)
+                progress(f"{name}, {part}: {rates[name, part][-1]:,.1f} tokens/s")
                 if part == "batch":
                     texts[name] = ids
     return rates, texts

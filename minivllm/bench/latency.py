@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from minivllm.llm import LLM
 
 
+def fitting(llm: LLM, batches: Sequence[int], context: int, tokens: int) -> list[int]:
+    """Those sizes for which the engine has seats and KV blocks."""
+    return [batch for batch in batches if step_time.fits(llm, [context + tokens] * batch)]
+
+
 def sweep_batches(
     llm: LLM,
     machine: limit.Machine,
@@ -28,6 +33,8 @@ def sweep_batches(
     ms_per_token is what a client sees, device_ms the device's part of such a step, limit_ms the
     roofline's. Raises ValueError where a size does not fit the engine.
     """
+    for batch in batches:  # before minutes of measuring the others
+        step_time.check_fits(llm, [context + tokens] * batch)
     rows = []
     for batch in batches:
         contexts = [context + tokens // 2] * batch

@@ -121,8 +121,11 @@ def lines(record: dict[str, Any]) -> str:
         )
     steady = record["steady_step"]
     if steady is not None:
-        text.append(
-            f"steady step ({steady['rows']} rows): {steady['wall_ms']:.2f} ms, of which the device "
-            f"{steady['device_ms']:.2f}, host not overlapped {steady['host_ms']:.2f}"
-        )
+        line = f"steady step ({steady['rows']} rows): {steady['wall_ms']:.2f} ms"
+        if steady["host_ms"] is not None:
+            line += (
+                f", of which the device {steady['device_ms']:.2f}, host not overlapped "
+                f"{steady['host_ms']:.2f}"
+            )
+        text.append(line)
     return "\n".join(text)

@@ -33,16 +33,21 @@ SKIPPED = 4  # the first steps after the last prompt upload the rows that are ne
 
 @dataclass(frozen=True, slots=True)
 class SteadyStep:
-    """Medians over consecutive decode steps of a run; the host's share is what nothing hides."""
+    """Medians over consecutive decode steps of a run, and the device's part of such a step.
+
+    host_ms: what of the host's work nothing hides; None on a CPU, which is the device itself: its
+    two medians are of the same work at two times.
+    """
 
     rows: int
     context_tokens: int
     wall_ms: float
     device_ms: float
+    host_ms: float | None
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float | None]:
         """Plain data for JSON."""
-        return {**dataclasses.asdict(self), "host_ms": self.wall_ms - self.device_ms}
+        return dataclasses.asdict(self)
 
 
 def contexts_at(workload: Workload, step: int) -> list[int]:
@@ -59,6 +64,17 @@ def fits(llm: LLM, contexts: Sequence[int]) -> bool:
     assert limit is not None
     seats = 0 < len(contexts) <= runner.state.num_slots
     return seats and blocks <= runner.num_blocks and max(contexts) <= limit
+
+
+def check_fits(llm: LLM, contexts: Sequence[int]) -> None:
+    """ValueError with the limits where the engine cannot hold such a step."""
+    if not fits(llm, contexts):
+        runner: Any = llm.engine.runner
+        raise ValueError(
+            f"a step of {len(contexts)} rows and {sum(contexts)} tokens does not fit: "
+            f"max_num_seqs={runner.state.num_slots}, max_model_len={llm.config.max_model_len}, and "
+            f"the KV cache has {runner.num_blocks} blocks of {runner.block_size} tokens"
+        )
 
 
 def decode_plan(contexts: Sequence[int], block_size: int, num_blocks: int) -> StepPlan:
@@ -84,8 +100,7 @@ def decode_seconds(llm: LLM, contexts: Sequence[int], calls: int = 12) -> float:
     of the host is in it, without them as much as the device waits for. Raises ValueError where the
     engine cannot hold the step.
     """
-    if not fits(llm, contexts):
-        raise ValueError(f"a step of {len(contexts)} rows and {sum(contexts)} tokens does not fit")
+    check_fits(llm, contexts)
     runner: Any = llm.engine.runner
     contexts = sorted(contexts, reverse=True)  # as the runner sorts them
     plan = decode_plan(contexts, runner.block_size, runner.num_blocks)
@@ -160,5 +175,6 @@ def steady_step(llm: LLM, workload: Workload, steps: int = STEADY_STEPS) -> Stea
     if not walls or not contexts:
         return None
     middle = contexts[len(contexts) // 2]
-    device = decode_seconds(llm, middle)
-    return SteadyStep(len(middle), sum(middle), 1e3 * statistics.median(walls), 1e3 * device)
+    wall, device = 1e3 * statistics.median(walls), 1e3 * decode_seconds(llm, middle)
+    host = None if engine.runner.device.type == "cpu" else wall - device
+    return SteadyStep(len(middle), sum(middle), wall, device, host)

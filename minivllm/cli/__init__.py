@@ -14,9 +14,9 @@ from collections.abc import Sequence
 
 from minivllm.cli.parser import build_parser, parse
 
-# What bad input, a bad file or a missing package raises. Anything else is a fault of ours, and its
-# traceback is worth more than a short line.
-KNOWN_ERRORS = (ValueError, TypeError, OSError, ImportError)
+# What bad input, a bad file, a missing package or too little memory raises. Anything else is a
+# fault of ours, and its traceback is worth more than a short line.
+KNOWN_ERRORS = (ValueError, TypeError, OSError, ImportError, MemoryError)
 INTERRUPTED, BROKEN_PIPE = 130, 141  # as a shell reports SIGINT and SIGPIPE
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
+import textwrap
 from typing import TYPE_CHECKING
 
 from minivllm.bench.workload import WORKLOADS
@@ -14,6 +16,7 @@ from minivllm.cli import options
 from minivllm.cli.text import check_writable, note, print_json
 from minivllm.config import ModelConfig
 from minivllm.hub import resolve_model
+from minivllm.progress import open_bar
 
 if TYPE_CHECKING:
     from minivllm.bench.compare import Comparison
@@ -22,8 +25,9 @@ if TYPE_CHECKING:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     spec = WORKLOADS["compare-16"].changed(**options.workload_sizes(args))
-    if args.threads is not None and args.threads < 1:
-        raise ValueError(f"--threads must be at least 1, got {args.threads}")
+    for flag in ("threads", "batch_size", "repeat"):
+        if (value := getattr(args, flag)) is not None and value < 1:
+            raise ValueError(f"--{flag.replace('_', '-')} must be at least 1, got {value}")
     check_writable(args.json)
     path = resolve_model(args.model)
     workload = spec.build(ModelConfig.from_dir(path).vocab_size)
@@ -34,9 +38,18 @@ def run(args: argparse.Namespace) -> int:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    result = compare(path, workload, batch_size=args.batch_size, repeats=args.repeat, progress=note)
+    note("loading the model twice")
+    with open_bar(4 * args.repeat, "Measured", "run", sys.stderr.isatty()) as bar:
+
+        def told(text: str) -> None:
+            bar.set_postfix_str(text, refresh=False)
+            bar.update()
+
+        result = compare(
+            path, workload, batch_size=args.batch_size, repeats=args.repeat, progress=told
+        )
     if args.json != "-":
-        print(f"{args.model}, {workload.describe()}; greedy, float32, threads: {result.threads}")
+        print(f"{args.model}, {workload.describe()}\ngreedy, float32, threads: {result.threads}")
         print(report(result))
     if args.json:
         print_json({"model": args.model, **result.to_dict()}, args.json)
@@ -58,5 +71,5 @@ def report(result: Comparison) -> str:
     lines.append(f"same greedy tokens: {result.num_agreeing} of {result.num_requests} requests")
     if result.first_differences:
         places = ", ".join(f"{k} at token {v}" for k, v in result.first_differences.items())
-        lines.append(f"requests that part: {places}")
+        lines += textwrap.wrap(f"requests that part: {places}", 100, subsequent_indent="  ")
     return "\n".join(lines)

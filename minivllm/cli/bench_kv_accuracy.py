@@ -60,8 +60,8 @@ def _lines(cache: CacheAccuracy) -> str:
     ]
     if cache.flip_margins:
         margins = cache.flip_margins
-        shown = ", ".join(f"{margin:.3f}" for margin in margins[:8])
-        dots = ", ..." if len(margins) > 8 else ""
+        shown = ", ".join(f"{margin:.3f}" for margin in margins[:6])
+        dots = ", ..." if len(margins) > 6 else ""
         lines.append(f"  where they disagree  plain margin of best to second: {shown}{dots}")
         lines.append(
             f"                       {cache.closer_calls} positions have at most {margins[0]:.3f}"

@@ -8,9 +8,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from minivllm import bench
 from minivllm.cli import options
-from minivllm.cli.bench_options import limit_length, load_engine, model_directory
+from minivllm.cli.bench_options import (
+    build_workload,
+    load_engine,
+    model_directory,
+    workload_specs,
+)
 from minivllm.cli.loading import Timing
 from minivllm.cli.text import check_writable, note, print_json
 from minivllm.config import ModelConfig
@@ -25,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     taken = sorted(given.keys() & {"attention_backend", "enforce_eager", "kv_cache_dtype"})
     if taken:
         raise ValueError(f"the rungs of the ladder set {', '.join(taken)} themselves")
-    spec = bench.WORKLOADS[args.workload].changed(**options.workload_sizes(args))
+    specs = workload_specs(args)
     check_writable(args.json)
     with model_directory(args.model, given) as path:
         from minivllm.bench import engine_ladder
@@ -33,8 +37,7 @@ def run(args: argparse.Namespace) -> int:
         from minivllm.engine.device import pick_device
 
         model = ModelConfig.from_dir(path)
-        workload = spec.build(model.vocab_size)
-        limit_length(given, workload.longest, model)
+        workload = build_workload(specs, given, model)
         device = pick_device(given.get("device", "auto"))
 
         def build(extra: dict[str, Any]) -> LLM:

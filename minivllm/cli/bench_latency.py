@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from minivllm.cli import options
-from minivllm.cli.bench_options import limit_length, load_engine, model_directory
+from minivllm.cli.bench_options import (
+    BATCHES,
+    CONTEXT,
+    LENGTHS,
+    limit_length,
+    load_engine,
+    longest_sequence,
+    model_directory,
+)
 from minivllm.cli.loading import Timing
 from minivllm.cli.text import check_writable, print_json
 from minivllm.config import ModelConfig
@@ -20,38 +28,53 @@ if TYPE_CHECKING:
     from minivllm.llm import LLM
 
 Sweep = Callable[["LLM", "Machine"], list[dict[str, float]]]
+# From the tokens that a sequence may have to those of the longest one measured, and its measuring:
+# sizes nobody gave are those that fit.
+Plan = Callable[[int], tuple[int, Sweep]]
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `bench latency`."""
-    _check("--batch", args.batch)
-    _check("--context", [args.context])
+    _check("--batch", args.batch or ())
+    _check("--context", () if args.context is None else [args.context])
     _check("--tokens", [args.tokens])
     engine = options.engine_options(args)
-    engine.setdefault("max_num_seqs", max(args.batch))  # no graph for a size nobody asked for
+    # No graph for a size nobody asked for.
+    engine.setdefault("max_num_seqs", max(args.batch or BATCHES))
 
-    def sweep(llm: LLM, machine: Machine) -> list[dict[str, float]]:
-        from minivllm.bench.latency import sweep_batches
+    def plan(limit: int) -> tuple[int, Sweep]:
+        context = args.context or max(1, min(CONTEXT, limit - args.tokens - 1))
 
-        return sweep_batches(llm, machine, args.batch, args.context, args.tokens)
+        def sweep(llm: LLM, machine: Machine) -> list[dict[str, float]]:
+            from minivllm.bench.latency import fitting, sweep_batches
 
-    return _sweep(args, engine, args.context + args.tokens + 1, sweep)
+            batches = args.batch or fitting(llm, BATCHES, context, args.tokens) or BATCHES[:1]
+            return sweep_batches(llm, machine, batches, context, args.tokens)
+
+        return context + args.tokens + 1, sweep
+
+    return _sweep(args, engine, plan)
 
 
 def run_prefill(args: argparse.Namespace) -> int:
     """Run `bench prefill`."""
-    _check("--length", args.length)
+    _check("--length", args.length or ())
     engine = options.engine_options(args)
 
-    def sweep(llm: LLM, machine: Machine) -> list[dict[str, float]]:
-        from minivllm.bench.latency import sweep_prompts
+    def plan(limit: int) -> tuple[int, Sweep]:
+        lengths = args.length or [n for n in LENGTHS if n < limit] or [max(1, limit - 1)]
 
-        return sweep_prompts(llm, machine, args.length)
+        def sweep(llm: LLM, machine: Machine) -> list[dict[str, float]]:
+            from minivllm.bench.latency import sweep_prompts
 
-    return _sweep(args, engine, max(args.length) + 1, sweep)
+            return sweep_prompts(llm, machine, lengths)
+
+        return max(lengths) + 1, sweep  # and the token that comes with the prompt
+
+    return _sweep(args, engine, plan)
 
 
-def _sweep(args: argparse.Namespace, engine: dict[str, Any], longest: int, sweep: Sweep) -> int:
+def _sweep(args: argparse.Namespace, engine: dict[str, Any], plan: Plan) -> int:
     check_writable(args.json)
     timing = Timing()
     with model_directory(args.model, engine) as path:
@@ -60,6 +83,7 @@ def _sweep(args: argparse.Namespace, engine: dict[str, Any], longest: int, sweep
         from minivllm.bench.measure import device_of, settings
 
         model = ModelConfig.from_dir(path)
+        longest, sweep = plan(longest_sequence(engine, model))
         limit_length(engine, longest, model)
         places = engine.get("device", "auto"), engine.get("dtype", "auto")
         ceilings = offline.measure_ceilings(model, *places)

@@ -10,7 +10,12 @@ import sys
 
 from minivllm import bench
 from minivllm.cli import options
-from minivllm.cli.bench_options import limit_length, load_engine, model_directory
+from minivllm.cli.bench_options import (
+    build_workload,
+    load_engine,
+    model_directory,
+    workload_specs,
+)
 from minivllm.cli.loading import Timing
 from minivllm.cli.text import check_writable, print_json
 from minivllm.config import ModelConfig
@@ -19,16 +24,15 @@ from minivllm.config import ModelConfig
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     engine = options.engine_options(args)
-    spec = bench.WORKLOADS[args.workload].changed(**options.workload_sizes(args))
+    specs = workload_specs(args)
     if args.repeat < 1:
         raise ValueError(f"--repeat must be at least 1, got {args.repeat}")
     check_writable(args.json)
     timing = Timing()
     with model_directory(args.model, engine) as path:
         model = ModelConfig.from_dir(path)
-        workload = spec.build(model.vocab_size)
+        workload = build_workload(specs, engine, model)
         workload.params()  # a bad temperature is found before the model is loaded
-        limit_length(engine, workload.longest, model)
         with timing.measure("import torch"):
             from minivllm.bench import offline
             from minivllm.bench.measure import device_of
@@ -40,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     # Flushed, and on stderr: what is about to take long is said before it starts.
     device = device_of(llm)
     print(f"{args.model} on {device}; {workload.describe()}", file=sys.stderr, flush=True)
-    if device.type == "cpu" and args.workload == "standard" and args.num_requests is None:
+    if device.type == "cpu" and workload.name == "standard":
         print("(sized for a GPU; `--workload mixed-32` suits a CPU)", file=sys.stderr, flush=True)
     results = bench.measure_repeats(llm, workload, args.repeat, progress=sys.stderr.isatty())
     record = offline.record(llm, workload, results, ceilings, timing.seconds)

@@ -95,7 +95,7 @@ def _summary(llm: LLM, outputs: list[RequestOutput], timing: Timing) -> str:
     prompts = "1 prompt" if len(outputs) == 1 else f"{len(outputs)} prompts"
     return (
         f"{prompts}, {stats.generated_tokens:,} tokens in {seconds:.1f} s: "
-        f"{stats.generated_tokens / seconds:.1f} tokens/s; {kv_line(stats)}"
+        f"{stats.generated_tokens / seconds:,.1f} tokens/s\n{kv_line(stats)}"
     )
 
 

@@ -77,11 +77,13 @@ def _command(
 ) -> Parser:
     """A subparser whose work is `module.run(args)`; `usage` is what follows its name.
 
-    module: may end in `:function`, where that is not `run`.
+    module: may end in `:function`, where that is not `run`. text: its first paragraph is one
+    sentence, and stands in the list of commands too.
     """
+    summary = text.partition("\n\n")[0].removesuffix(".")
     parser: Parser = commands.add_parser(
         name,
-        help=text[0].lower() + text.split(".")[0][1:],
+        help=summary[0].lower() + summary[1:],
         description=text,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -139,9 +139,12 @@ def build_runner(
     max_model_len = config.max_model_len
     kv_dtype = torch.float8_e4m3fn if config.kv_cache_dtype == "fp8" else dtype
     blocks = config.num_kvcache_blocks
-    if blocks is None and device.type == "cpu":
+    if blocks is not None:
+        free = kv_pool.free_memory(device)
+        kv_pool.check_fits(blocks, config.kvcache_block_size, model.config, kv_dtype, free)
+    elif device.type == "cpu":
         blocks = kv_pool.num_blocks(config, model.config, kv_dtype, kv_pool.cpu_room())
-    elif blocks is None:
+    else:
         reserved = step_bytes(make, config, captured)
         if captured.decode:
             reserved += config.max_num_seqs * model.config.vocab_size * dtype.itemsize + GRAPH_BYTES

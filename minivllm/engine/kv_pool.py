@@ -36,6 +36,24 @@ def num_blocks(config: EngineConfig, model: ModelConfig, dtype: torch.dtype, roo
     return blocks
 
 
+def check_fits(
+    blocks: int, block_size: int, model: ModelConfig, dtype: torch.dtype, free: int | None
+) -> None:
+    """ValueError with the numbers where a pool of so many blocks takes more than `free` bytes.
+
+    None: not known. Asked before the memory is: the system promises a CPU's pages before it has
+    them, and ends the program when they are used.
+    """
+    block_bytes = block_size * token_bytes(model, dtype)
+    if free is not None and blocks * block_bytes > free:
+        gib = 2**30
+        raise ValueError(
+            f"num_kvcache_blocks={blocks} takes {blocks * block_bytes / gib:,.1f} GiB "
+            f"({block_bytes:,} bytes a block), and {free / gib:,.1f} GiB of memory are free; at "
+            f"most {free // block_bytes} blocks fit"
+        )
+
+
 def token_bytes(model: ModelConfig, dtype: torch.dtype) -> int:
     """Bytes that one token keeps in the pool, over all layers, an 8-bit cache's scales included."""
     scales = model.kv_bytes_per_token(4) // model.head_dim if dtype.itemsize == 1 else 0
@@ -89,21 +107,26 @@ def gpu_room(config: EngineConfig, device: torch.device, reserved: int) -> int:
 
 
 def cpu_room() -> int:
-    """Bytes for the pool: a share of the available memory, within the container's limit."""
-    limits = [_available_memory()]
+    """Bytes for the pool: a share of the free memory; of a small laptop's where it is not known."""
+    free = free_memory(torch.device("cpu"))
+    return int(CPU_SHARE * (8 * 2**30 if free is None else free))
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can be had now; None where the system does not say (macOS, Windows)."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch keeps for reuse it gives back before it fails.
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    limits: list[int] = []
+    meminfo = Path("/proc/meminfo")
+    if meminfo.exists():
+        lines = meminfo.read_text().splitlines()
+        limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvail")]
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         file = Path("/sys/fs/cgroup") / name
         if file.exists():
             text = file.read_text().strip()
             if text.isdigit():  # "max" where there is no limit
                 limits.append(int(text))
-    return int(CPU_SHARE * min(limits))
-
-
-def _available_memory() -> int:
-    meminfo = Path("/proc/meminfo")
-    if meminfo.exists():
-        for line in meminfo.read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    return 8 * 2**30  # no /proc on macOS and Windows: assume a small laptop
+    return min(limits, default=None)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from minivllm.bench import ladder, offline, record_gpu
-from minivllm.cli import main
+from minivllm.cli import bench_options, main
+from minivllm.cli.parser import build_parser, parse
+from minivllm.config import ModelConfig
 from minivllm.engine.step_graphs import StepGraphs
 
 SIZES = ["--num-requests", "3", "--prompt-len", "4", "8", "--output-len", "3", "14"]
@@ -43,6 +47,15 @@ def test_offline(kv, model, tmp_path, capsys):
     assert "roofline" in text and "decode step 1 (3 rows" in text
 
 
+def test_the_hosts_share_is_a_gpus():
+    root = Path(__file__).parents[2]
+    record = json.loads((root / "lessons" / "data" / "offline.json").read_text())
+    assert "host not overlapped" in offline.lines(record)
+    record["steady_step"]["host_ms"] = None
+    last = offline.lines(record).splitlines()[-1]
+    assert last == f"steady step (256 rows): {record['steady_step']['wall_ms']:.2f} ms"
+
+
 def test_what_capturing_cost_is_told():
     decode, prefill = SimpleNamespace(buckets=[1, 2]), SimpleNamespace(buckets=[64])
     graphs = StepGraphs(decode, prefill, seconds=1.5, num_bytes=7)
@@ -64,6 +77,40 @@ def test_latency_and_prefill(model, tmp_path, capsys):
     assert "tflop_per_s" in capsys.readouterr().out
 
 
+def test_sizes_that_nobody_gave_fit_the_model(model, tmp_path):
+    short = [*model, "--max-model-len", "300", "--max-num-seqs", "2"]
+    record = record_of(["bench", "prefill", *short], tmp_path / "p.json")
+    assert [row["length"] for row in record["rows"]] == [128, 128]
+    flags = ["--max-model-len", "100"]
+    record = record_of(["bench", "prefill", *short, *flags], tmp_path / "p.json")
+    assert [row["length"] for row in record["rows"]] == [99, 99]
+    flags = ["--max-model-len", "80", "--tokens", "8"]
+    record = record_of(["bench", "latency", *short, *flags], tmp_path / "l.json")
+    assert [row["batch"] for row in record["rows"]] == [1, 2]
+    assert record["settings"]["max_model_len"] == 80
+
+
+@pytest.mark.parametrize("command", ["offline", "ladder"])
+def test_the_workload_that_nobody_named_fits_the_model(command, model):
+    def build(*flags, **engine):
+        args = parse(build_parser(), ["bench", command, *model, *flags])
+        specs = bench_options.workload_specs(args)
+        return bench_options.build_workload(specs, engine, config).name, engine["max_model_len"]
+
+    own = {"offline": "standard", "ladder": "short"}[command]
+    raw = json.loads((Path(model[1]) / "config.json").read_text())
+    config = ModelConfig.from_dict({**raw, "max_position_embeddings": 4096})
+    assert build()[0] == own and 1024 < build()[1] < 4096
+    assert build(max_model_len=1024) == ("mixed-32", 1024)
+    assert build("--num-requests", "3", max_model_len=512)[0] == "mixed-32 (changed)"
+    config = dataclasses.replace(config, max_position=512)
+    assert build()[0] == "mixed-32"
+    with pytest.raises(ValueError, match=r"has \d+ tokens, .* at most 512"):
+        build("--workload", own)
+    with pytest.raises(ValueError, match="at most 512"):
+        build("--prompt-len", "600", "600")
+
+
 def test_ladder(model, tmp_path, capsys):
     file = tmp_path / "ladder.json"
     record_of(["bench", "ladder", *model, *SIZES, "--num-kvcache-blocks", "20"], file)
@@ -80,6 +127,8 @@ def test_ladder(model, tmp_path, capsys):
         (["latency", "--batch", "0"], "--batch must be at least 1"),
         (["latency", "--context", "0"], "--context"),
         (["prefill", "--length", "-1"], "--length"),
+        (["prefill", "--model", "tiny", "--length", "5", "1024"], "has 1025 tokens"),
+        (["latency", "--model", "tiny", "--context", "1000"], "at most 1024"),
         (["ladder", "--kv-cache-dtype", "fp8"], "the rungs of the ladder set kv_cache_dtype"),
         (["ladder", "--json", "/nosuch/file.json"], "/nosuch/file.json"),
     ],
@@ -100,8 +149,6 @@ def test_kernels_need_a_card(monkeypatch, capsys):
 
 def test_parts_fit_the_commands(tmp_path):
     """Every child's command line is one that its program takes."""
-    from minivllm.cli.parser import build_parser, parse
-
     for small in (True, False):
         for part in record_gpu.parts(tmp_path, "tiny", "cpu", small):
             if part.command[0] == "minivllm":

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 
 import pytest
 
@@ -34,7 +36,7 @@ def test_both_sides_agree_and_useful_tokens_count(model):
     assert result.output_tokens == sum(workload.output_lens)
     for rates in (result.ours, result.theirs, result.ours_single, result.theirs_single):
         assert len(rates) == 2 and min(rates) > 0
-    order = [text.split(": ")[1] for text in said if ": " in text]
+    order = [text.split(": ")[0] for text in said]
     one = ["minivllm, batch", "transformers, batch"]
     two = ["minivllm, one request", "transformers, one request"]
     assert order == (one + two) * 2  # interleaved: noise hits both
@@ -76,6 +78,24 @@ def test_single_is_the_longest_output():
 def test_bad_sizes(model, option):
     with pytest.raises(ValueError, match=option):
         compare(model, SPEC.build(320), **{option: 0})
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("stream", [io.StringIO, Terminal])
+def test_a_person_who_waits_sees_a_bar(stream, model, monkeypatch):
+    sizes = ["--num-requests", "1", "--prompt-len", "3", "3", "--output-len", "2", "2"]
+    monkeypatch.setattr(sys, "stderr", stream())
+    command = ["bench", "compare-transformers", "--model", str(model), *sizes]
+    assert main([*command, "--repeat", "2", "--json", "-"]) == 0
+    shown = sys.stderr.getvalue()
+    if stream is Terminal:
+        assert "0/8" in shown and "8/8" in shown and "transformers, one request: " in shown
+    else:
+        assert "/8" not in shown
 
 
 def test_command(model, tmp_path, capsys):

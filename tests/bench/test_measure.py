@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -112,6 +113,11 @@ def test_result_is_json_and_a_table(llm):
     )
     text = bench.table(results)
     assert text.count("*") == 2 and "run 2" in text
+    slow = Latency(12345.678, 12345.678, 12345.678)
+    many = [dataclasses.replace(r, ttft=slow, num_blocks=10**6) for r in results * 5]
+    text = bench.table(many)
+    assert "run 10" in text and max(map(len, text.splitlines())) <= 100
+    assert text.count("12,345,678.0") == 3 * len(many)
 
 
 def test_offline_command(model, tmp_path, capsys):

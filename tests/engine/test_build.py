@@ -71,6 +71,13 @@ def test_own_units_are_announced(tiny_model: Make, caplog: pytest.LogCaptureFixt
     assert built.backend == "sdpa" and built.engine.depth == 0
 
 
+@pytest.mark.parametrize("blocks", [10**9, 10**15, 10**21])
+def test_a_pool_beyond_memory_is_one_clear_error(blocks: int, tiny_model: Make) -> None:
+    options = EngineConfig(max_model_len=32, device="cpu", num_kvcache_blocks=blocks)
+    with pytest.raises(ValueError, match=rf"num_kvcache_blocks={blocks} takes .* GiB .* are free"):
+        build_engine(tiny_model("qwen3"), options)
+
+
 def test_tokenizer_or_none(tiny_model: Make, tmp_path: Path) -> None:
     assert load_tokenizer(tmp_path) is None
     assert load_tokenizer(tiny_model("qwen3")) is not None

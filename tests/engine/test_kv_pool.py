@@ -68,4 +68,21 @@ def test_too_little_room_names_what_would_fit() -> None:
 
 
 def test_room_on_this_machine() -> None:
-    assert 0 < kv_pool.cpu_room() <= kv_pool._available_memory()
+    assert 0 < kv_pool.cpu_room() <= (kv_pool.free_memory(CPU) or 8 * 2**30)
+
+
+def test_what_torch_keeps_for_reuse_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda device: (100, 1000))
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: 70)
+    monkeypatch.setattr("torch.cuda.memory_allocated", lambda device: 30)
+    assert kv_pool.free_memory(torch.device("cuda", 0)) == 140
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e4m3fn])
+def test_a_pool_that_was_asked_for_must_fit(dtype: torch.dtype) -> None:
+    block = 16 * kv_pool.token_bytes(MODEL, dtype)
+    kv_pool.check_fits(70, 16, MODEL, dtype, 70 * block)
+    kv_pool.check_fits(10**12, 16, MODEL, dtype, None)  # nobody knows
+    words = rf"num_kvcache_blocks=71 takes .* \({block:,} bytes a block\), .* at most 70 blocks fit"
+    with pytest.raises(ValueError, match=words):
+        kv_pool.check_fits(71, 16, MODEL, dtype, 71 * block - 1)

@@ -18,6 +18,13 @@ SLACK = 2**20  # of a few small tensors that a library may keep
 
 
 @needs_card
+@pytest.mark.parametrize("blocks", [10**9, 10**21])
+def test_a_pool_beyond_the_card_is_one_clear_error(blocks: int, tiny_model) -> None:
+    with pytest.raises(ValueError, match=rf"num_kvcache_blocks={blocks} takes .* GiB .* are free"):
+        engine(tiny_model("qwen3"), num_kvcache_blocks=blocks)
+
+
+@needs_card
 def test_capturing_stores_nothing(tiny_model) -> None:
     """All rows of a capture are pads, and the call before it really runs."""
     llm = engine(tiny_model("qwen3"), max_num_seqs=12)
