@@ -11,7 +11,7 @@ more, and keeps decode fast and independent of its neighbours' prompts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -217,7 +217,11 @@ class ModelRunner:
         # Only each sequence's last token is scored: the head is the largest matrix of a small
         # model, and over a whole prompt it would cost more than all layers together.
         logits = self.model.logits(hidden[last])  # [R, V]
-        tokens = self.ops.sample(logits, SamplingBatch.from_rows(samplings, self.device))
+        batch = SamplingBatch.from_rows(samplings, self.device)
+        if self.graphs is not None:
+            # As decode was captured: other forms of the kernels would be compiled now, for seconds.
+            batch = replace(batch, all_greedy=False, any_filter=True)
+        tokens = self.ops.sample(logits, batch)
         self.state.last_token[seats] = tokens
         logprobs = start_logprobs(logits, tokens, [sampling.logprobs for sampling in samplings])
         rows_of_plan = [first + index for index in ends]
