@@ -141,3 +141,12 @@ def test_an_empty_folder_is_a_short_line(tmp_path):
     (subs / "empty").mkdir()
     lines = grade(course, subs).stdout.splitlines()
     assert lines[2].split() == "empty 0/10 missing file: ch01.1, ch02, ch03.1".split()
+
+
+def test_a_chapter_that_is_not_due_is_no_news(tmp_path):
+    course = make_course(tmp_path)
+    subs = submissions(course, "ann")
+    (subs / "ann" / "ch02_counter.py").write_text("later = 1\n")
+    (subs / "ann" / "ch77_mine.py").write_text("x = 1\n")
+    line = grade(course, subs, "--chapters", "ch01").stdout.splitlines()[1]
+    assert line.endswith("not used: ch77_mine.py")

@@ -43,7 +43,11 @@ def grade_folder(course: Course, args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="course-grade-") as scratch:
         # Read before anything runs: no submission can reach another's files afterwards.
         submissions = find_submissions(
-            args.folder, chapters, Path(scratch) / "submissions", single=bool(args.gradescope)
+            args.folder,
+            chapters,
+            Path(scratch) / "submissions",
+            single=bool(args.gradescope),
+            not_due=[chapter for chapter in course.chapters if chapter not in chapters],
         )
         prepare_parent()
         limits, at_once = Limits(seconds=args.seconds), max(args.jobs, 1)

@@ -40,11 +40,16 @@ class Found:
 
 
 def find_submissions(
-    source: Path, chapters: Sequence[Chapter], target: Path, single: bool = False
+    source: Path,
+    chapters: Sequence[Chapter],
+    target: Path,
+    single: bool = False,
+    not_due: Sequence[Chapter] = (),
 ) -> list[Submission]:
     """All submissions under `source`, their chapter files copied to `target`.
 
-    single: the whole folder is one student's. ValueError if there is nothing to grade.
+    single: the whole folder is one student's; not_due: chapters whose files come along in every
+    clone and are no news. ValueError if there is nothing to grade.
     """
     if not source.exists():
         raise ValueError(f"there is no {str(source)!r}")
@@ -53,6 +58,11 @@ def find_submissions(
         sent.setdefault(student, []).append(found)
     if not sent:
         raise ValueError(f"{str(source)!r} holds no submissions: a folder a student is expected")
+    passed_over = {chapter.file for chapter in not_due}
+    sent = {
+        student: [found for found in files if found.path.name not in passed_over]
+        for student, files in sent.items()
+    }
     return [
         _take(student, files, chapters, target / f"{index:04d}")
         for index, (student, files) in enumerate(sorted(sent.items()))
