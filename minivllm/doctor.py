@@ -45,7 +45,11 @@ def render(title: str, facts: Facts) -> str:
         for i, item in enumerate(values or ["none"]):
             first, rest = f"  {name if i == 0 else '':<18}", " " * 22
             lines += textwrap.wrap(
-                f"{first}{item}", 100, subsequent_indent=rest, break_long_words=False
+                f"{first}{item}",
+                100,
+                subsequent_indent=rest,
+                break_long_words=False,  # paths are copied
+                break_on_hyphens=False,
             )
     return "\n".join(lines)
 

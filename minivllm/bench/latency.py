@@ -63,6 +63,8 @@ def sweep_prompts(
     """Prompt tokens a second for each length: one prompt alone, and as many as fill one step."""
     budget = llm.config.max_num_batched_tokens
     assert budget is not None
+    for length in lengths:  # the token that comes with the prompt is not stored
+        step_time.check_fits(llm, [length])
     rows = []
     for length in lengths:
         for count in sorted({1, max(1, min(budget // length, llm.config.max_num_seqs))}):

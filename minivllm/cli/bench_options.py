@@ -176,8 +176,8 @@ def limit_length(engine: dict[str, Any], longest: int, model: ModelConfig) -> No
     limit = longest_sequence(engine, model)
     if longest > limit:
         raise ValueError(
-            f"the longest request has {longest} tokens, output included, and max_model_len is at "
-            f"most {limit}"
+            f"the longest request has {longest} tokens, output included, and a sequence may have "
+            f"{limit}"
         )
     engine.setdefault("max_model_len", longest)
 

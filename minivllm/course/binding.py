@@ -99,10 +99,14 @@ def units(
     return Units(str(impl), course, tuple(files.values()), table, before)
 
 
+def is_named(impl: str) -> bool:
+    """Whether `impl` is a word of ours, and not a path."""
+    return impl in ("exercises", "solutions", REFERENCE) or impl.startswith("mistake:")
+
+
 def check_impl(impl: str) -> None:
     """ValueError if `impl` names nothing; the mistakes of the grader's own tests pass."""
-    named = impl in ("exercises", "solutions", REFERENCE) or impl.startswith("mistake:")
-    if not named and not Path(impl).exists():
+    if not is_named(impl) and not Path(impl).exists():
         raise ValueError(
             f"--impl {impl!r} is neither exercises, solutions, reference nor an existing path"
         )

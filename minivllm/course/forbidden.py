@@ -18,9 +18,9 @@ from minivllm.course.table import Chapter
 ALLOWED_MODULES = frozenset(
     {"__future__", "abc", "bisect", "collections", "dataclasses", "enum", "functools", "heapq"}
     | {"itertools", "math", "numpy", "operator", "torch", "typing"}
-    # To look around with: none of these reads files, runs text or leads to the operating system.
+    # To look around with; what files and systems they know is behind FORBIDDEN_ATTRIBUTES.
     | {"cmath", "contextlib", "copy", "decimal", "fractions", "numbers", "pprint", "random", "re"}
-    | {"statistics", "string", "textwrap", "time", "types", "warnings"}
+    | {"statistics", "string", "textwrap", "time", "warnings"}
 )
 FORBIDDEN_NAMES = frozenset(
     {"eval", "exec", "compile", "open", "globals", "__import__", "__builtins__"}

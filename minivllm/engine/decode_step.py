@@ -34,7 +34,7 @@ def decode_step(
     table_width: columns of the block table to read; flags: `state.flags(slots)`; logits_out:
     [B, V], where a captured step is to leave its logits.
     """
-    slots, column, block, position, cache_slot, context = numbers
+    slots, column, position, block, cache_slot, context = numbers
     # At most one block is new, the newest token's: writing it always is cheaper than asking.
     state.block_table[slots, column] = block.int()
     batch = AttentionBatch(

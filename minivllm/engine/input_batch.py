@@ -95,14 +95,17 @@ def pack_decode(rows: Sequence[ScheduledRow], slots: Sequence[int], block_size: 
     | number | of a row | of a pad |
     |---|---|---|
     | slot | its row of the device state | the pad slot |
-    | column | where in its block table the newest block stands | 0 |
-    | block | that block | 0 |
+    | column | where in its block table its newest block stands | 0 |
     | position | of its newest token | 0 |
+    | block | the newest block | 0 |
     | cache slot | where K and V of that token are stored | -1: nowhere |
     | context | tokens it attends to, that one included | 0: none |
+
+    What kernels read as it stands is in an even row: of an odd B the others are not aligned to 16
+    bytes, and Triton compiles another form for those.
     """
     position = np.array([row.start for row in rows], dtype=np.int64)
     column, offset = np.divmod(position, block_size)
     block = np.array([row.block_table[i] for row, i in zip(rows, column)], dtype=np.int64)
     cache_slot = block * block_size + offset
-    return np.stack([np.array(slots), column, block, position, cache_slot, position + 1])
+    return np.stack([np.array(slots), column, position, block, cache_slot, position + 1])

@@ -6,6 +6,7 @@ Owns the sizing rule of each device. Never hands out a block. Lesson 08.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from minivllm.config import ModelConfig
 from minivllm.engine_config import EngineConfig
 
+CGROUP = Path("/sys/fs/cgroup")
 CPU_SHARE = 0.25  # of the memory available now: a notebook has other things in it too
 
 
@@ -123,10 +125,19 @@ def free_memory(device: torch.device) -> int | None:
     if meminfo.exists():
         lines = meminfo.read_text().splitlines()
         limits += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvail")]
-    for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        file = Path("/sys/fs/cgroup") / name
-        if file.exists():
-            text = file.read_text().strip()
-            if text.isdigit():  # "max" where there is no limit
-                limits.append(int(text))
-    return min(limits, default=None)
+    return min([*limits, *_container_room(CGROUP)], default=None)
+
+
+def _container_room(root: Path) -> Iterator[int]:
+    """What the container may still take, where it has a limit: cgroups of version 2, then 1."""
+    for folder, most, now, cached in (
+        (root, "memory.max", "memory.current", "inactive_file"),
+        (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            limit, used = (int((folder / name).read_text()) for name in (most, now))
+            lines = (folder / "memory.stat").read_text().splitlines()
+        except (OSError, ValueError):  # not that version, or the limit is the word "max"
+            continue
+        # Pages of files that nobody reads are given up before the limit is felt.
+        yield max(limit - used + int(dict(map(str.split, lines)).get(cached, 0)), 0)

@@ -1,12 +1,9 @@
 """`course grade` as a command: wrong hidden tests stop it, a bar on a terminal, short reports."""
 
-import fcntl
 import os
-import pty
 import struct
 import subprocess
 import sys
-import termios
 
 import pytest
 
@@ -15,6 +12,10 @@ from minivllm.course.runner import child_environment
 
 if not sys.platform.startswith("linux"):
     pytest.skip("course grade needs fork and resource limits", allow_module_level=True)
+
+import fcntl
+import pty
+import termios
 
 from minivllm.course.folder_grading.children import Job
 from minivllm.course.folder_grading.hidden import _find_faults

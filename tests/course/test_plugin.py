@@ -1,6 +1,7 @@
 """The pytest plugin on the fake course: states, table, exit codes, JSON."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -90,6 +91,15 @@ def test_chain_names_a_wrong_earlier_chapter_that_is_not_run(tmp_path):
     chained = run(course, "ch03", options=["--chain"])[0]
     assert list(chained) == ["ch03.1"] and chained["ch03.1"].state == "wrong"
     assert "diagnosis ch01.1 is wrong too; if this unit calls it" in chained["ch03.1"].text
+
+
+def test_a_folder_is_one_beside_the_caller_not_beside_the_course(tmp_path, monkeypatch):
+    course = make_course(tmp_path)
+    beside = tmp_path / "elsewhere"
+    shutil.copytree(course.root / "solutions", beside / "mine")
+    monkeypatch.chdir(beside)
+    (task,) = run_tests(course, ["ch01"], "mine").progress["tasks"]
+    assert task["state"] == "pass"
 
 
 def test_failure_text_has_check_result_input_diagnosis_and_hint(tmp_path, monkeypatch):

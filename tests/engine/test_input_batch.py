@@ -32,7 +32,7 @@ def test_decode_rows(block_size: int) -> None:
     for row, slot, told in zip(rows, slots, numbers.T.tolist(), strict=True):
         (cache_slot,) = slot_mapping(row.block_table, row.start, row.end, block_size)
         column = row.start // block_size
-        assert told == [slot, column, row.block_table[column], row.start, cache_slot, row.end]
+        assert told == [slot, column, row.start, row.block_table[column], cache_slot, row.end]
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])

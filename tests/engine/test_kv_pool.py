@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -86,3 +88,23 @@ def test_a_pool_that_was_asked_for_must_fit(dtype: torch.dtype) -> None:
     words = rf"num_kvcache_blocks=71 takes .* \({block:,} bytes a block\), .* at most 70 blocks fit"
     with pytest.raises(ValueError, match=words):
         kv_pool.check_fits(71, 16, MODEL, dtype, 71 * block - 1)
+
+
+@pytest.mark.parametrize(
+    ("folder", "names"),
+    [
+        (".", ("memory.max", "memory.current", "inactive_file")),
+        ("memory", ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")),
+    ],
+)
+def test_a_container_has_what_it_does_not_use(
+    folder: str, names: tuple[str, str, str], tmp_path: Path
+) -> None:
+    most, now, cached = names
+    (tmp_path / folder).mkdir(exist_ok=True)
+    files = {most: "1000", now: "700\n", "memory.stat": f"anon 5\n{cached} 200\n"}
+    for name, text in files.items():
+        (tmp_path / folder / name).write_text(text)
+    assert list(kv_pool._container_room(tmp_path)) == [500]
+    (tmp_path / folder / most).write_text("max\n")
+    assert list(kv_pool._container_room(tmp_path)) == []

