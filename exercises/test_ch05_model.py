@@ -120,10 +120,9 @@ def parts_of(calls):
     }
 
 
-@pytest.mark.task("ch05.1")
-def test_what_attention_sees(check):
-    """attention is called once, with the layer's index, q and k rotated, v as it came"""
-    config, weights, x, rope = check.inputs(llama_layer, seed=1)
+def probe_attention(check, recipe):
+    """What a layer made by `recipe` hands to attention."""
+    config, weights, x, rope = check.inputs(recipe, seed=1)
     positions = torch.arange(5)
     _, q, k, v = layer_formula(config, weights, 1, x, positions, rope)
     check.probe(
@@ -132,20 +131,18 @@ def test_what_attention_sees(check):
             run_layer(Layer(config, 1, weights), x.clone(), positions, rope, check.earlier)[1]
         ),
     )
+
+
+@pytest.mark.task("ch05.1")
+def test_what_attention_sees(check):
+    """attention is called once, with the layer's index, q and k rotated, v as it came"""
+    probe_attention(check, llama_layer)
 
 
 @pytest.mark.task("ch05.1")
 def test_what_attention_sees_in_qwen3(check):
     """in a Qwen3 layer too, where every head of q and k is normalised before it is rotated"""
-    config, weights, x, rope = check.inputs(qwen3_layer, seed=1)
-    positions = torch.arange(5)
-    _, q, k, v = layer_formula(config, weights, 1, x, positions, rope)
-    check.probe(
-        parts_of([(1, q, k, v)]),
-        lambda Layer: parts_of(
-            run_layer(Layer(config, 1, weights), x.clone(), positions, rope, check.earlier)[1]
-        ),
-    )
+    probe_attention(check, qwen3_layer)
 
 
 @pytest.mark.task("ch05.1")

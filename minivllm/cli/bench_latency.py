@@ -65,9 +65,10 @@ def run_prefill(args: argparse.Namespace) -> int:
         lengths = args.length or [n for n in LENGTHS if n < limit] or [max(1, limit - 1)]
 
         def sweep(llm: LLM, machine: Machine) -> list[dict[str, float]]:
-            from minivllm.bench.latency import fitting, sweep_prompts
+            from minivllm.bench.latency import sweep_prompts
+            from minivllm.bench.step_time import fits
 
-            held = [length for length in lengths if fitting(llm, [1], length, 0)]
+            held = [length for length in lengths if fits(llm, [length])]
             return sweep_prompts(llm, machine, args.length or held or lengths[:1])
 
         return max(lengths) + 1, sweep  # and the token that comes with the prompt

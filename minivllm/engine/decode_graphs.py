@@ -46,7 +46,7 @@ class DecodeGraphs:
     ) -> None:
         self.buckets = decode_buckets(max_num_seqs)
         # A column [6, 1], to be written over as many rows as are missing.
-        self._pad = np.array([[pad_slot], *([number] for number in DECODE_PAD)])
+        self._pad = np.array([pad_slot, *DECODE_PAD])[:, None]
         size = len(self._pad) * max_num_seqs
         self._numbers = torch.zeros(size, dtype=torch.int64, device=device)
         self._host = PinnedRing((size,), torch.int64)

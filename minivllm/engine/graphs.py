@@ -43,9 +43,13 @@ class GraphPool:
         function()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        # By default a capture fails when any other thread allocates: one that generates meanwhile.
-        scope = {"pool": self._memory, "stream": self._stream, "capture_error_mode": "thread_local"}
-        with torch.cuda.graph(graph, **scope):
+        with torch.cuda.graph(
+            graph,
+            pool=self._memory,
+            stream=self._stream,
+            # By default a capture fails when another thread allocates: one that generates, say.
+            capture_error_mode="thread_local",
+        ):
             output = function()
         if self._memory is None:
             self._memory = graph.pool()

@@ -31,6 +31,8 @@ from minivllm.ops.sampling import SamplingBatch
 from minivllm.ops.table import Ops
 
 SCORED_ROWS = 256  # of a prompt's log-probabilities at a time
+# (all greedy, any filter) of a captured sampler: the form that serves every mix of requests.
+CAPTURED_FLAGS = (False, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,7 @@ class ModelRunner:
         width = state.block_table.shape[1]
 
         def decode(numbers: torch.Tensor, logits_out: torch.Tensor) -> torch.Tensor:
-            return self._decode_step(numbers, width, (False, True), logits_out)[0]
+            return self._decode_step(numbers, width, CAPTURED_FLAGS, logits_out)[0]
 
         def prefill(ids: torch.Tensor, batch: AttentionBatch, out: torch.Tensor) -> None:
             out.copy_(self.model(ids, batch, self.kv_cache, self.kv_scales))
@@ -219,8 +221,9 @@ class ModelRunner:
         logits = self.model.logits(hidden[last])  # [R, V]
         batch = SamplingBatch.from_rows(samplings, self.device)
         if self.graphs is not None:
-            # As decode was captured: other forms of the kernels would be compiled now, for seconds.
-            batch = replace(batch, all_greedy=False, any_filter=True)
+            # Other forms of the kernels would be compiled now, for seconds.
+            all_greedy, any_filter = CAPTURED_FLAGS
+            batch = replace(batch, all_greedy=all_greedy, any_filter=any_filter)
         tokens = self.ops.sample(logits, batch)
         self.state.last_token[seats] = tokens
         logprobs = start_logprobs(logits, tokens, [sampling.logprobs for sampling in samplings])

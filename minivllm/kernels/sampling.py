@@ -176,8 +176,9 @@ def launch_sample(
     reference = score = None
     part_id = out
     if splits > 1:
-        shape, real = (rows, splits), {"dtype": torch.float32, "device": out.device}
-        reference, score = torch.empty(shape, **real), torch.empty(shape, **real)
+        reference, score = (
+            torch.empty(rows, splits, dtype=torch.float32, device=out.device) for _ in range(2)
+        )
         part_id = torch.empty(rows, splits, dtype=torch.int64, device=out.device)
     _sample_kernel[(rows, splits)](
         logits, batch.reals, batch.integers, best, cut, reference, score, part_id,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+from minivllm.engine.decode_step import decode_step
+from minivllm.engine.device_state import DeviceState
 from minivllm.engine.input_batch import DECODE_PAD, pack_decode, pack_rows
 from minivllm.engine.step_plan import ScheduledRow
 from minivllm.ops.kv import slot_mapping
@@ -49,3 +53,24 @@ def test_prefill_rows(block_size: int) -> None:
         table = packed.tables[index].tolist()
         blocks = len(row.block_table)
         assert table[:blocks] == row.block_table and set(table[blocks:]) <= {-1}
+
+
+def test_what_kernels_read_of_decode_rows_is_aligned() -> None:
+    """Triton compiles another form of a kernel for a tensor that does not begin at 16 bytes."""
+    numbers = torch.from_numpy(pack_decode(rows_of(random.Random(1), 4, 3, 1), [2, 0, 1], 4))
+    flat = torch.empty(2 * numbers.numel(), dtype=torch.int64)[: numbers.numel()]
+    assert flat.data_ptr() % 16 == 0
+    batches = []
+
+    def model(ids, batch, *kv):
+        batches.append(batch)
+        return ids
+
+    model.logits = lambda hidden, out: hidden
+    ops = SimpleNamespace(sample=lambda logits, sampling: logits)
+    state = DeviceState(3, 9, torch.device("cpu"))
+    placed = flat.view(numbers.shape).copy_(numbers)
+    decode_step(model, ops, state, (), placed, table_width=9, flags=(True, False))
+    (batch,) = batches
+    read = (batch.positions, batch.slot_mapping, batch.context_lens, batch.block_tables)
+    assert [tensor.data_ptr() % 16 for tensor in read] == [0] * 4

@@ -56,6 +56,25 @@ def test_without_a_gpu_the_message_says_what_to_do():
         rms_norm(torch.randn(2, 16), torch.ones(16), 1e-6)
 
 
+def test_no_kernel_is_compiled_again_for_another_width_of_the_block_table():
+    if INTERPRETED:
+        pytest.skip("the interpreter compiles nothing")
+    entries()
+    from triton.runtime.jit import JITFunction
+
+    from minivllm.kernels import decode, decode_fp8, prefill
+
+    found = [
+        parameter.do_not_specialize
+        for module in (decode, decode_fp8, prefill)
+        for kernel in vars(module).values()
+        if isinstance(kernel, JITFunction)
+        for parameter in kernel.params
+        if parameter.name == "stride_table"
+    ]
+    assert len(found) >= 3 and all(found)
+
+
 def test_the_table_does_not_import_triton():
     code = "import sys, minivllm.ops.table; assert 'triton' not in sys.modules"
     environment = {**os.environ, "TRITON_INTERPRET": "0"}
